@@ -51,15 +51,15 @@ void print_row(const LayerRecord& record, Progress& progress) {
   };
   const std::string error = error_text(record);
   const std::string trained = record.reconstruction > 0.0 ? text("block x %.3f  ", record.reconstruction) : "";
-  std::string row =
-      text("%-40s %-8s w%d %-8s %-25s damping %-6.4g %s%7.2f s", record.name.c_str(), record.method.c_str(),
-           record.scheme.bits, group.c_str(), error.c_str(), record.damping, trained.c_str(), record.seconds);
+  std::string row = text("%-40s %-8s w%d %-8s %-25s damping %-6.4g %s%7.2f s", record.name.c_str(),
+                         record.method.c_str(), record.scheme.bits, group.c_str(), error.c_str(),
+                         record.damping.value_or(0.0), trained.c_str(), record.seconds);
   const size_t num_columns = progress.num_columns();
   if (row.size() > num_columns) {
     const std::string method = "  " + record.method + " w" + std::to_string(record.scheme.bits) + " " + group;
-    const std::string cells[] = {method, "  " + error,
-                                 trained.empty() ? "" : "  " + trained.substr(0, trained.size() - 2),
-                                 text("  damping %.4g", record.damping), text("  %.2f s", record.seconds)};
+    const std::string cells[] = {
+        method, "  " + error, trained.empty() ? "" : "  " + trained.substr(0, trained.size() - 2),
+        text("  damping %.4g", record.damping.value_or(0.0)), text("  %.2f s", record.seconds)};
     row.clear();
     constexpr size_t kMostOfName = 24;  // that other columns leave it where they do not fit beside all of it
     for (const std::string& cell : cells) {
@@ -163,7 +163,7 @@ LinearWeights embedding_of(const Checkpoint& checkpoint, const Artifact& artifac
 // Of the products that reconstruction trains with.
 at::ScalarType reconstruction_type(const Phase& phase) {
   const PassRecipe& pass = *find_pass(phase.recipe, PassKind::reconstructs);
-  const TrainingPrecision precision = static_cast<const ReconstructPass&>(*pass.options).reconstruct.precision;
+  const TrainingPrecision precision = pass.options->reconstruction()->precision;
   return trains_in_bfloat16(precision, phase.plan.rounds_inputs(), "reconstruct") ? at::kBFloat16 : at::kFloat;
 }
 

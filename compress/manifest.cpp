@@ -39,7 +39,7 @@ Json layer_json(const LayerRecord& layer) {
     json["pattern"] = layer.pattern.is_dense() ? "unstructured" : pattern_name(layer.pattern);
     json["zeros"] = static_cast<double>(layer.num_zeros) / static_cast<double>(layer.num_out * layer.num_in);
   }
-  if (layer.method == "gptq" || layer.damping > 0.0) json["damping"] = layer.damping;
+  if (layer.damping) json["damping"] = *layer.damping;
   if (layer.scheme.per_tensor) json["per_tensor"] = true;
   if (!input.is_plain()) {
     json["input"] = input_format_name(input);

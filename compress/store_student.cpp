@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "compress/passes/compress_stage.h"
-#include "compress/recipe/distill_pass.h"
 #include "runtime/commands/layer_sparsity.h"
 
 namespace pare {
@@ -45,7 +44,7 @@ at::Tensor values_to_store(ParameterView& view, const LinearWeights& before) {
 // A linear or table with codes, or packed: as its container stores it.
 CompressedLayer stored_layer(ParameterView& view, const Checkpoint& checkpoint, const LinearDescription& linear,
                              const PackScheme& scheme, const std::map<std::string, SparsityClaim>& claims,
-                             KeptZeros kept_zeros, bool is_linear) {
+                             KeptZeros kept_zeros, std::string_view method, bool is_linear) {
   const LinearWeights before = checkpoint.linear(linear);
   CompressedLayer layer;
   LayerRecord& record = layer.record;
@@ -70,7 +69,7 @@ CompressedLayer stored_layer(ParameterView& view, const Checkpoint& checkpoint, 
   record.num_out = linear.num_out;
   record.num_in = linear.num_in;
   record.is_linear = is_linear;
-  record.method = distill_row().key;
+  record.method = method;
   record.scheme = scheme;
   record.act_order = scheme.act_order;
   record.scale_dtype = layer.stored.weight.scale_dtype;
@@ -93,13 +92,14 @@ CompressedLayer stored_layer(ParameterView& view, const Checkpoint& checkpoint, 
 void commit_student(const StudentModel& student, const Checkpoint& checkpoint, const RunPlan& plan,
                     Artifact& artifact) {
   const ModelDescription& model = checkpoint.description();
+  const std::string_view method = plan.blocks.front().front().steps.front().row->key;  // the training is the only step
   const std::map<std::string, SparsityClaim> claims = sparsity_claims(checkpoint);
   std::vector<CompressedLayer> tables;
   std::vector<OwnedTensor> outer;
   const auto add_table = [&](const LinearDescription& table, const char* name, bool is_linear) {
     ParameterView& view = student.view(name);
     if (const std::optional<PackScheme> scheme = checkpoint.stored_scheme(table)) {
-      tables.push_back(stored_layer(view, checkpoint, table, *scheme, claims, student.kept_zeros(), is_linear));
+      tables.push_back(stored_layer(view, checkpoint, table, *scheme, claims, student.kept_zeros(), method, is_linear));
     } else if (view.is_trained()) {
       outer.push_back(owned(checkpoint, table.name + ".weight", view.stored()));
     }
@@ -122,7 +122,7 @@ void commit_student(const StudentModel& student, const Checkpoint& checkpoint, c
       const std::string name = layer.linear.name + ".weight";
       ParameterView& view = student.view(name);
       if (layer.scheme.is_plain() && !view.is_trained()) continue;
-      layers.push_back(stored_layer(view, checkpoint, layer.linear, layer.scheme, claims, student.kept_zeros(),
+      layers.push_back(stored_layer(view, checkpoint, layer.linear, layer.scheme, claims, student.kept_zeros(), method,
                                     /*is_linear=*/true));
       if (layer.scheme.has_own_tensor()) {
         // It replaces the source's even where it is what it was: its record speaks of it.

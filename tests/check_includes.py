@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks who includes whom: docs/architecture.md, "Who may include whom". Also that JSON has one parser and one writer,
-and that nobody but their table knows families by name. Exit status 1 and one line per offence; prints nothing when all
-is well.
+that nobody but their table knows families by name, and that nobody asks a pass for its class or name. Exit status 1 and
+one line per offence; prints nothing when all is well.
 
 usage: check_includes.py [ROOT]      --self-test plants one offence of each kind and expects it to be found
 """
@@ -77,6 +77,12 @@ FAMILIES = "runtime/model/families.cpp"
 NAME_IN_ROW = re.compile(r'\.(?:name|model_type|whole_model_type|architecture|gguf) = "([^"]+)"')
 FAMILY_COMPARED = re.compile(r"\bfamily(\(\))?((\.|->)\w+)?\s*[!=]=(?!\s*nullptr)")
 OTHER_NAME_COMPARED = re.compile(r"\bvocabulary\.model\s*[!=]=")  # "llama" is one of GGUF's kinds of vocabulary
+# A pass is asked by its member functions (compress/recipe/pass.h), never by its class or its key in recipes. Its own
+# files, and tests, may.
+PASSES = "compress/passes/pass_table.cpp"
+KEY_IN_ROW = re.compile(r'\brow<\w+>\("(\w+)"')
+PASS_CAST = re.compile(r"(_cast|copy_of)<\s*(const )?\w*Pass\s*[&*>]")
+PASS_FILES = re.compile(r"^compress/passes/|^compress/recipe/(\w+_pass|pass_options|prune_options)\.(cpp|h)$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
@@ -102,10 +108,9 @@ def crowded_folders(files, root):
             yield f"{folder}: {len(names)} modules, at most {MAX_MODULES}: group them in folders"
 
 
-def name_comparison(root):
+def name_comparison(table, name_in_row):
     """A pattern of comparisons with a name of the table."""
-    table = root / FAMILIES
-    names = "|".join(sorted(set(NAME_IN_ROW.findall(table.read_text())))) if table.is_file() else ""
+    names = "|".join(sorted(set(name_in_row.findall(table.read_text())))) if table.is_file() else ""
     literal = f'"(?:{names})"' if names else r"(?!)"
     return re.compile(rf"[!=]=\s*(std::string(_view)?[({{])?{literal}|{literal}s?v?\s*[!=]="
                       rf"|\b(compare|contains|starts_with|ends_with)\({literal}")
@@ -115,9 +120,11 @@ def offences(root):
     tops = {folder.split("/")[0] for folder in MAY_INCLUDE}
     files = sorted(p for folder in tops for p in (root / folder).rglob("*") if p.suffix in SUFFIXES)
     graph = {}
-    named = name_comparison(root)
+    families = name_comparison(root / FAMILIES, NAME_IN_ROW)
+    passes = name_comparison(root / PASSES, KEY_IN_ROW)
     for file in files:
         name = file.relative_to(root).as_posix()
+        asks = name.startswith("compress/") and not PASS_FILES.match(name)
         graph[name] = []
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             where = f"{name}:{number}: "
@@ -125,9 +132,11 @@ def offences(root):
                 yield where + "parse JSON with parse_json of runtime/system/json_text.h"
             if JSON_WRITER.search(line) and name != JSON_PARSER_FILE and not name.startswith("tests/"):
                 yield where + "write JSON with json_text of runtime/system/json_text.h"
-            compares = FAMILY_COMPARED.search(line) or (named.search(line) and not OTHER_NAME_COMPARED.search(line))
+            compares = FAMILY_COMPARED.search(line) or (families.search(line) and not OTHER_NAME_COMPARED.search(line))
             if compares and name != FAMILIES and not name.startswith("tests/"):
                 yield where + f"compares a family's name: make it a trait of {FAMILIES}"
+            if asks and (PASS_CAST.search(line) or passes.search(line)):
+                yield where + "ask the pass by a member function of PassOptions, not for its class or name"
             match = INCLUDE.match(line)
             if not match:
                 continue
@@ -191,6 +200,10 @@ def self_test():
         "compress/by_name.cpp": 'if (model.family != other) return;\nif ("llama" == name) return;\n'
                                 'if (std::string_view(gguf) == "strang") return;\n'
                                 'if (vocabulary.model == "llama" || family == nullptr) return;\n',
+        PASSES: '      row<RtnPass>("rtn", apply_rtn),\n',
+        "compress/plan/casts.cpp": "const auto* rtn = dynamic_cast<const RtnPass*>(options);\n",
+        "compress/plan/names.cpp": 'if (layer.method == "rtn") return;\n',
+        "compress/plan/texts.cpp": 'if (row->key != std::string("rtn")) return;\n',
     } | {f"runtime/files/f{i}.h": "" for i in range(MAX_MODULES + 1)}
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
@@ -202,7 +215,8 @@ def self_test():
                      "runtime/format may not include runtime/model", "runtime/missing.h", "include cycle",
                      "quant may not include runtime/model", "cycle of folders", "runtime/files: 23 modules",
                      "<cxxopts.hpp>", "runtime/files/reader.cpp:1: parse JSON with parse_json",
-                     "runtime/files/writer.cpp:1: write JSON with json_text",
+                     "runtime/files/writer.cpp:1: write JSON with json_text", "compress/plan/casts.cpp:1: ask the pass",
+                     "compress/plan/names.cpp:1: ask the pass", "compress/plan/texts.cpp:1: ask the pass",
                      *(f"compress/by_name.cpp:{number}: compares a family's name" for number in (1, 2, 3))):
         assert expected in found, f"planted offence not found: {expected}\n{found}"
     assert found.count("compares a family's name") == 3, found

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,8 +32,9 @@ struct LayerRecord {
   std::string error_measure = "weights";
   // For layers whose input is rounded: |Xq W'^T - X W^T|^2 / |X W^T|^2 on the sampled rows; 0 where none were taken.
   double output_error = 0.0;
-  double damping = 0.0;  // the value that gptq or sparsegpt used; the later one's if both ran
-  std::string scaling;   // a description of the input's scaling; empty: none
+  // The value that gptq or sparsegpt used, the later one's if both ran; empty: no pass used one.
+  std::optional<double> damping;
+  std::string scaling;  // a description of the input's scaling; empty: none
   // The share S of the step towards the original model (quant/fit.h), or 0 without such a step. Errors are measured
   // against the weight after that step.
   double fit = 0.0;

@@ -20,9 +20,7 @@ std::optional<InputScaling> apply_awq(StageState& stage, const SteppedLayers& la
   awq.producer_I = stage.producer_I;
   awq.bounds = stage.scale_bounds;
   const PassOptions* rounding = layers.layers.front().state->plan->step(PassKind::rounds);
-  if (const auto* gptq = dynamic_cast<const GptqPass*>(rounding)) {
-    awq.conditional_I = stage.factor(gptq->gptq).conditional_I;
-  }
+  if (const GptqOptions* const loop = rounding->column_loop()) awq.conditional_I = stage.factor(*loop).conditional_I;
   AwqOptions options = shared_options<AwqPass>(layers).awq;
   options.powers_of_two |= stage.scales_are_powers_of_two;
   const AwqResult result = search_awq_scales(awq, options, *rounding->grid());

@@ -157,7 +157,7 @@ CompressedLayer finish_layer(const Checkpoint& checkpoint, const StageState& sta
   record.num_out = plan.linear.num_out;
   record.num_in = plan.linear.num_in;
   for (const Step& step : plan.steps) {
-    if (step.options->kind() != PassKind::reconstructs) record.method = step.row->key;
+    if (scope_of(step.options->kind()) == PassScope::stage) record.method = step.row->key;
   }
   record.scheme = plan.scheme;
   record.scheme.input = input_scheme(state.input);
@@ -214,7 +214,7 @@ void apply_steps(StageState& state, const FoldScales& fold) {
     const PassRow* row = nullptr;
     for (LayerState& layer : state.layers) {
       for (const Step& step : layer.plan->steps) {
-        if (step.pass != pass || step.options->kind() == PassKind::reconstructs) continue;
+        if (step.pass != pass || scope_of(step.options->kind()) != PassScope::stage) continue;
         if (!fold && step.options->kind() == PassKind::scales_inputs) continue;
         row = step.row;
         stepped.layers.push_back({&layer, step.options.get()});

@@ -1,13 +1,15 @@
 #include "compress/passes/pass_table.h"
 
+#include "compress/recipe/distill_pass.h"
 #include "compress/recipe/pass_options.h"
 #include "compress/recipe/prune_options.h"
+#include "compress/recipe/reconstruct_pass.h"
 
 namespace pare {
 namespace {
 
 template <typename Options>
-PassRow row(std::string_view key, ApplyPass apply) {
+PassRow row(std::string_view key, ApplyPass apply = nullptr) {
   return {key, [] { return std::make_unique<Options>(); }, std::move(apply)};
 }
 
@@ -23,6 +25,8 @@ std::vector<const PassRow*>& table() {
       row<ActivationsPass>("activations", apply_activations),
       row<AwqPass>("awq", apply_awq),
       row<SmoothQuantPass>("smoothquant", apply_smoothquant),
+      row<ReconstructPass>("reconstruct"),
+      row<DistillPass>("distill"),
   };
   static std::vector<const PassRow*> pointers = [] {
     std::vector<const PassRow*> all;

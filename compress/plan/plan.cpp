@@ -5,7 +5,6 @@
 #include <stdexcept>
 
 #include "compress/plan/plan_checks.h"
-#include "compress/recipe/pass_options.h"
 #include "compress/recipe/reconstruct_pass.h"
 
 namespace pare {
@@ -29,12 +28,11 @@ bool takes_scaling(const PassRecipe& scaling, size_t pass, const std::vector<Lay
   // A fold needs all linears that read the input.
   for (const LayerPlan& layer : layers) {
     if (layer.stage != stage) continue;
-    const PassOptions* rounding = layer.step(PassKind::rounds);
+    const Step* const rounding = layer.find_step(PassKind::rounds);
     const bool has_step =
         std::any_of(layer.steps.begin(), layer.steps.end(), [&](const Step& step) { return step.pass == pass; });
     if (!has_step || rounding == nullptr) return false;
-    // SmoothQuant helps inputs that are rounded.
-    if (scaling.row->key == "smoothquant" && layer.input().is_plain()) return false;
+    if (!scaling.options->why_not_before(*rounding->options, rounding->row->key).empty()) return false;
   }
   if (!folds_into_linear(stage)) return true;
   // A producer with one scale for all its rows takes no fold. It is compressed by the same recipe.
@@ -42,16 +40,17 @@ bool takes_scaling(const PassRecipe& scaling, size_t pass, const std::vector<Lay
                       [&](const LayerPlan& layer) { return layer.stage == stage && layer.scheme.per_tensor; });
 }
 
-// Refuses a mask that gptq's `prune` chooses after the search of scales. The search would weigh weights that are pruned
+// Refuses a mask that a rounding chooses (gptq's `prune`) after the search of scales. The search would weigh weights that are pruned
 // later.
 void check_mask_is_known(const PassRecipe& scaling, Stage stage, const std::vector<LayerPlan>& layers) {
   for (const LayerPlan& layer : layers) {
     if (layer.stage != stage) continue;
-    const auto* gptq = dynamic_cast<const GptqPass*>(layer.step(PassKind::rounds));
-    if (gptq == nullptr || gptq->pattern().is_dense()) continue;
+    const Step* const rounding = layer.find_step(PassKind::rounds);
+    if (rounding == nullptr || rounding->options->pattern().is_dense()) continue;
     const std::string name(scaling.row->key);
-    refuse_recipe(name + ": the search of scales must know what is pruned, and gptq's 'prune' chooses that for " +
-                  layer.linear.name + " only later: leave 'prune' out and put sparsegpt before " + name);
+    refuse_recipe(name + ": the search of scales must know what is pruned, and " + std::string(rounding->row->key) +
+                  "'s 'prune' chooses that for " + layer.linear.name +
+                  " only later: leave 'prune' out and put sparsegpt before " + name);
   }
 }
 
@@ -114,7 +113,7 @@ std::vector<std::string> rates_of(const LayerPlan& layer, const ReconstructedPar
 void keep_reconstructed_layers(const Recipe& recipe, RunPlan& plan) {
   const PassRecipe* const pass = find_pass(recipe, PassKind::reconstructs);
   if (pass == nullptr) return;
-  const ReconstructOptions& options = static_cast<const ReconstructPass&>(*pass->options).reconstruct;
+  const ReconstructOptions& options = *pass->options->reconstruction();
   std::set<std::string> used;
   for (auto& layers : plan.blocks) {
     for (LayerPlan& layer : layers) {
@@ -232,11 +231,16 @@ void plan_head(const Recipe& recipe, const Checkpoint& checkpoint, RunPlan& plan
 
 }  // namespace
 
-const PassOptions* LayerPlan::step(PassKind kind) const {
+const Step* LayerPlan::find_step(PassKind kind) const {
   for (const Step& step : steps) {
-    if (step.options->kind() == kind) return step.options.get();
+    if (step.options->kind() == kind) return &step;
   }
   return nullptr;
+}
+
+const PassOptions* LayerPlan::step(PassKind kind) const {
+  const Step* const found = find_step(kind);
+  return found == nullptr ? nullptr : found->options.get();
 }
 
 InputFormat LayerPlan::input() const {
@@ -297,9 +301,9 @@ bool RunPlan::rounds_inputs() const {
   });
 }
 
-const PassOptions* RunPlan::reconstruction(int64_t block) const {
+const ReconstructOptions* RunPlan::reconstruction(int64_t block) const {
   for (const LayerPlan& layer : blocks[static_cast<size_t>(block)]) {
-    if (layer.is_reconstructed()) return layer.step(PassKind::reconstructs);
+    if (layer.is_reconstructed()) return layer.step(PassKind::reconstructs)->reconstruction();
   }
   return nullptr;
 }
@@ -321,8 +325,10 @@ bool RunPlan::asks_to_fit() const {
 bool RunPlan::walks_before() const {
   return std::any_of(blocks.begin(), blocks.end(), [](const auto& layers) {
     return std::any_of(layers.begin(), layers.end(), [](const LayerPlan& layer) {
-      return std::any_of(layer.steps.begin(), layer.steps.end(),
-                         [](const Step& step) { return step.options->needs_walk_before(); });
+      return std::any_of(layer.steps.begin(), layer.steps.end(), [](const Step& step) {
+        const std::optional<SharedRatio> shared = step.options->shared_ratio();
+        return shared && shared->allocation == Allocation::owl;
+      });
     });
   });
 }

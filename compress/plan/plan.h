@@ -25,7 +25,8 @@ struct LayerPlan {
   std::optional<SparsePattern> kept_zeros = {};
 
   bool is_compressed() const { return !steps.empty(); }
-  // Returns the step of that kind, or null.
+  // Return the step of that kind, and its options, or null.
+  const Step* find_step(PassKind kind) const;
   const PassOptions* step(PassKind kind) const;
   // Returns how the layer's input will be rounded. It is plain where no step rounds it.
   InputFormat input() const;
@@ -59,7 +60,7 @@ struct RunPlan {
   bool walks_before() const;   // true if a pass walks over all blocks before any is compressed
   bool rounds_inputs() const;  // true if any layer's input is rounded
   // Return the options by which a block's layers are trained together, or null where none is; and whether any block is.
-  const PassOptions* reconstruction(int64_t block) const;
+  const ReconstructOptions* reconstruction(int64_t block) const;
   bool reconstructs() const;
   // Returns whether the walk carries the original model's states as well.
   bool carries_original() const { return fits() || reconstructs(); }

@@ -3,18 +3,16 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "compress/recipe/pass_options.h"
 #include "runtime/format/pare_sparse24.h"
 
 namespace pare {
 namespace {
 
+// Returns whether the pass moves what it stores to the container that packs a pattern.
 bool asks_to_pack(const PassRecipe& pass) {
-  if (const auto* pruning = dynamic_cast<const PrunePass*>(pass.options.get())) {
-    return pruning->storage == SparseStorage::packed;
-  }
-  const auto* gptq = dynamic_cast<const GptqPass*>(pass.options.get());
-  return gptq != nullptr && gptq->storage == SparseStorage::packed;
+  PackScheme scheme{.format = StoredFormat::dense};
+  pass.options->store(scheme);
+  return scheme.container == kPareSparse24;
 }
 
 bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
@@ -90,8 +88,7 @@ void check_packing(const Recipe& recipe) {
                   ", found 'container: " + recipe.container + "'" + advice);
   }
   const PassRecipe* const rounding = find_pass(recipe, PassKind::rounds);
-  if (rounding == nullptr || rounding->options->grid() != nullptr) return;
-  if (dynamic_cast<const ActivationsPass*>(rounding->options.get()) != nullptr) return;
+  if (rounding == nullptr || rounding->options->grid() != nullptr || !stores_codes(*rounding->options)) return;
   refuse_recipe("storage: packed holds dense values and integer codes of rtn and gptq, not those of " +
                 std::string(rounding->row->key) + advice);
 }

@@ -195,12 +195,11 @@ Operations count_operations(const RunPlan& plan, const ModelDescription& model, 
       if (is_output_stage(layer.stage)) operations.forward += 2.0 * num_rows * weights;
       operations.compress += weights * static_cast<double>(layer.linear.num_in) * kFitOpsPerWeight;
     }
-    if (const PassOptions* const pass = plan.reconstruction(static_cast<int64_t>(b)); pass != nullptr) {
+    if (const ReconstructOptions* const training = plan.reconstruction(static_cast<int64_t>(b)); training != nullptr) {
       const double window =
           2.0 * static_cast<double>(workload.num_tokens) *
           (token_weights + static_cast<double>(workload.num_tokens * model.num_heads * model.head_size));
-      operations.reconstruct += reconstruction_operations(static_cast<const ReconstructPass&>(*pass).reconstruct,
-                                                          workload.num_windows, window);
+      operations.reconstruct += reconstruction_operations(*training, workload.num_windows, window);
     }
     operations.forward += 2.0 * num_models * num_rows * static_cast<double>(workload.num_tokens) *
                           static_cast<double>(model.num_heads * model.head_size);  // causal: half of the scores

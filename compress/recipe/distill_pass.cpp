@@ -222,19 +222,29 @@ void DistillPass::check(const PassCheck& check) {
   }
 }
 
-const PassRow& distill_row() {
-  static const PassRow kRow = {"distill", [] { return std::make_unique<DistillPass>(); }, nullptr};
-  return kRow;
+void DistillPass::files(const VisitFile& visit) {
+  for (std::string& text : distill.text) visit("text", text);
+  visit("student", distill.student);
+  visit("teacher", distill.teacher);
+  visit("logits", distill.logits);
+  visit("validation_text", distill.validation_text);
+}
+
+std::string why_not_trained(const PackScheme& scheme) {
+  if (scheme.input.has_outliers()) {
+    return "columns that are kept in floating point beside 8-bit ones (llm_int8) cannot be trained: distil before "
+           "that pass";
+  }
+  if (scheme.code_type() == CodeType::fp8) return "FP8 codes cannot be trained: distil before that pass";
+  return "";
 }
 
 const DistillOptions* training_of(const Recipe& phase) {
-  if (phase.passes.size() != 1) return nullptr;
-  const auto* const pass = dynamic_cast<const DistillPass*>(phase.passes.front().options.get());
-  return pass == nullptr ? nullptr : &pass->distill;
+  return phase.passes.size() == 1 ? phase.passes.front().options->training() : nullptr;
 }
 
 std::vector<Recipe> phases_of(const Recipe& recipe) {
-  const auto trains = [](const PassRecipe& pass) { return pass.options->kind() == PassKind::trains; };
+  const auto trains = [](const PassRecipe& pass) { return scope_of(pass.options->kind()) == PassScope::model; };
   if (!recipe.student && std::none_of(recipe.passes.begin(), recipe.passes.end(), trains)) return {recipe};
   std::vector<Recipe> phases;
   if (recipe.student) {

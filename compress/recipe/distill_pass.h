@@ -91,10 +91,12 @@ class DistillPass : public OptionsOf<DistillPass, PassKind::trains> {
   std::string_view meaning() const override { return "Trains the whole model from a teacher."; }
   void fields(FieldVisitor& visit) override { distill.fields(visit); }
   void check(const PassCheck& check) override;
+  void files(const VisitFile& visit) override;
+  const DistillOptions* training() const override { return &distill; }
 };
 
-// The pass under its key in recipes. It has no way to change a stage: the pipeline trains whole models.
-const PassRow& distill_row();
+// Why linears that are stored so cannot be trained, in words; empty: they can.
+std::string why_not_trained(const PackScheme& scheme);
 
 // What the pipeline does one after the other: layerwise passes that stand next to each other share a phase, and each
 // training pass is one, as is the making of a student, which comes first. The last phase has the recipe's evaluations

@@ -1,6 +1,7 @@
 // One step of a recipe's `passes:`: its options, and what they mean for the plan. Free of LibTorch, so that recipes can
 // be read without it; what a pass does to a stage's layers is a function in compress/passes, found by the same key in
-// the one table of passes (pass_rows).
+// the one table of passes (pass_rows). Nobody asks a pass for its name or its class: whatever others must know of it is
+// a member function of PassOptions.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "prune/options.h"
 #include "quant/options.h"
 #include "runtime/format/fields.h"
 #include "runtime/format/stored_scheme.h"
@@ -26,9 +28,17 @@ enum class StatisticsNeed { none, hessian_diagonal, hessian, original };
 inline constexpr int64_t kNumSampleRows = 512;
 
 // What a pass does to a layer. Weights are changed first (pruned), inputs scaled then, and weights rounded last, each
-// once; behind them blocks may be trained (reconstruct_pass.h). What trains whole models stands between such groups
+// once; after them blocks may be trained (reconstruct_pass.h). What trains whole models stands between such groups
 // (distill_pass.h).
 enum class PassKind { changes_weights, scales_inputs, rounds, reconstructs, trains };
+
+// What a pass works on at a time: the layers of a stage (PassRow::apply), a block after all its stages
+// (PassOptions::reconstruction), or the whole model (PassOptions::training).
+enum class PassScope { stage, block, model };
+constexpr PassScope scope_of(PassKind kind) {
+  if (kind == PassKind::trains) return PassScope::model;
+  return kind == PassKind::reconstructs ? PassScope::block : PassScope::stage;
+}
 
 // How options are checked against the rest of the recipe, and complain.
 class PassCheck {
@@ -50,6 +60,31 @@ class PassCheck {
 };
 
 class PassOptions;
+struct DistillOptions;      // compress/recipe/distill_pass.h
+struct ReconstructOptions;  // compress/recipe/reconstruct_pass.h
+
+// Visits a file or folder that a pass reads, under the option's key. It is empty where the recipe does not give it.
+using VisitFile = std::function<void(std::string_view key, std::string& path)>;
+
+// How the layers of a pass share one ratio of zeros.
+struct SharedRatio {
+  Allocation allocation = Allocation::layer;
+  double ratio = 0.0;
+  OwlOptions owl = {};  // of Allocation::owl
+};
+
+// How many weights a layer keeps where its own options do not say it: found before the walk (allocate_sparsity).
+struct LayerShare {
+  double ratio = 0.0;      // of owl
+  double threshold = 0.0;  // of global: magnitudes above it are kept, and of those equal to it ...
+  int64_t num_equal = 0;   // ... so many
+
+  void fields(FieldVisitor& visit) {
+    visit("ratio", ratio);
+    visit("threshold", threshold);
+    visit("num_equal", num_equal);
+  }
+};
 
 // A stage whose layers a pass will change, as the prediction of its time needs it.
 struct StageExtent {
@@ -95,6 +130,25 @@ class PassOptions {
   GridOptions* grid() { return const_cast<GridOptions*>(std::as_const(*this).grid()); }
   // The type that scales are stored in, which the model's own type and the container decide.
   virtual void set_scale_dtype(DType) {}
+  // The pattern N:M to which the pass prunes; dense: to none. The order of passes, a budget and the search of scales
+  // ask it of passes that round, which may prune as well.
+  virtual SparsePattern pattern() const { return {}; }
+  // Of passes that round column by column, so that later columns make up for the errors of earlier ones: that loop.
+  // The search of scales and the survey ask it, because it decides what an error of a column costs.
+  virtual const GptqOptions* column_loop() const { return nullptr; }
+  // Of passes that scale inputs: why they cannot prepare weights for `rounding`, as what follows their own key; empty:
+  // they can. `key` is that of `rounding`. The order of passes asks it of a recipe and refuses it. The plan asks it of
+  // each layer, and does not scale its input. By default the rounding must have a grid.
+  virtual std::string why_not_before(const PassOptions& rounding, std::string_view key) const;
+  // Of passes whose layers share one ratio of zeros: how. allocate_sparsity asks it, and gives each layer its share.
+  virtual std::optional<SharedRatio> shared_ratio() const { return std::nullopt; }
+  virtual void set_share(const LayerShare&) {}
+  // Every file and folder among the options. They are looked for beside the recipe (find_files), and what the run
+  // writes is as private as they are (all_inputs).
+  virtual void files(const VisitFile&) {}
+  // Of passes of the scopes block and model: how they train. Not null there, and null for all others.
+  virtual const ReconstructOptions* reconstruction() const { return nullptr; }
+  virtual const DistillOptions* training() const { return nullptr; }
   // "gptq 4 bits g64": in tables.
   virtual std::string words(std::string_view key) const { return std::string(key); }
 
@@ -105,9 +159,10 @@ class PassOptions {
   virtual int64_t working_bytes(const StageExtent& stage) const {
     return stage.num_out.empty() ? 0 : stage.width * std::ranges::max(stage.num_out) * (4 + 4 + 1 + 1);
   }
-  // Whether shares are to be decided by a walk over all blocks before any of them is compressed.
-  virtual bool needs_walk_before() const { return false; }
 };
+
+// Whether the pass stores weights as codes: false for one that rounds inputs alone.
+bool stores_codes(const PassOptions& pass);
 
 struct StageState;     // compress/passes/stage_state.h
 struct InputScaling;   // likewise
@@ -119,7 +174,7 @@ using ApplyPass = std::function<std::optional<InputScaling>(StageState& stage, c
 struct PassRow {
   std::string_view key;  // in recipes
   std::function<std::unique_ptr<PassOptions>()> make_options;
-  ApplyPass apply;
+  ApplyPass apply = nullptr;  // of the scope stage
 };
 
 // All passes, in the order in which messages list them. A row that is added stays for the life of the process.

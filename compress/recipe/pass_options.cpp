@@ -103,6 +103,17 @@ bool PassOptions::needs_range() const {
   return input() != nullptr && input()->range == InputRange::static_;
 }
 
+std::string PassOptions::why_not_before(const PassOptions& rounding, std::string_view key) const {
+  if (rounding.grid() != nullptr) return "";
+  return "prepares weights for rtn or gptq; " + std::string(key) + " deals with outliers itself";
+}
+
+bool stores_codes(const PassOptions& pass) {
+  PackScheme scheme{.format = StoredFormat::dense};
+  pass.store(scheme);
+  return !scheme.is_dense();
+}
+
 const PassRow* find_pass(std::string_view key) {
   for (const PassRow* row : pass_rows()) {
     if (row->key == key) return row;
@@ -133,7 +144,6 @@ bool GridPass<Options>::is_overridable(std::string_view key) const {
 
 template <typename Options>
 void GridPass<Options>::check(const PassCheck& check) {
-  constexpr bool kIsGptq = std::is_same_v<Options, GptqPass>;
   GridOptions& grid = *static_cast<PassOptions&>(*this).grid();
   if (check.was_given("scales") && uses_hessian(grid.scales)) {
     check.require_calibration("scales",
@@ -145,7 +155,7 @@ void GridPass<Options>::check(const PassCheck& check) {
   }
   check.check_fit(fitting);
   check_activations(check, InputType::int8, activations);
-  if (kIsGptq) check.require_calibration({}, "gptq needs calibration data");
+  if (this->column_loop() != nullptr) check.require_calibration({}, "gptq needs calibration data");
   if (grid.per_tensor) {
     if (grid.group_size != kPerChannel) {
       check.fail({}, "per_tensor: one scale for the whole weight leaves no room for groups: add 'group_size: -1'");
@@ -183,7 +193,7 @@ template <typename Options>
 StatisticsNeed GridPass<Options>::need() const {
   if (fitting.fit) return StatisticsNeed::original;
   const ScaleSearch scales = static_cast<const PassOptions&>(*this).grid()->scales;
-  if (std::is_same_v<Options, GptqPass> || refine.sweeps > 0 || scales == ScaleSearch::hessian) {
+  if (this->column_loop() != nullptr || refine.sweeps > 0 || scales == ScaleSearch::hessian) {
     return StatisticsNeed::hessian;
   }
   return scales == ScaleSearch::hessian_diagonal ? StatisticsNeed::hessian_diagonal : need_of(activations);
@@ -198,14 +208,12 @@ void GridPass<Options>::store(PackScheme& scheme) const {
   scheme.symmetric = grid.symmetric;
   scheme.per_tensor = grid.per_tensor;
   scheme.input = activations;
-  if constexpr (std::is_same_v<Options, GptqPass>) {
-    const ActOrder order = static_cast<const GptqPass&>(*this).gptq.act_order;
-    // Without groups the order leaves no trace in what is stored.
-    if (grid.group_size == kPerChannel) return;
-    scheme.act_order = order == ActOrder::none    ? StoredActOrder::none
-                       : order == ActOrder::group ? StoredActOrder::group
-                                                  : StoredActOrder::weight;
-  }
+  const GptqOptions* const loop = this->column_loop();
+  // Without groups the order leaves no trace in what is stored.
+  if (loop == nullptr || grid.group_size == kPerChannel) return;
+  scheme.act_order = loop->act_order == ActOrder::none    ? StoredActOrder::none
+                     : loop->act_order == ActOrder::group ? StoredActOrder::group
+                                                          : StoredActOrder::weight;
 }
 
 template <typename Options>
@@ -222,8 +230,8 @@ std::string GridPass<Options>::words(std::string_view key) const {
 
 template <typename Options>
 double GridPass<Options>::operations(const StageExtent& stage) const {
-  const bool is_gptq = std::is_same_v<Options, GptqPass>;
-  return rounding_operations(stage, (is_gptq ? kRoundOpsPerWeight : 0.0) + kRefineOpsPerWeight * refine.sweeps);
+  const bool loops = this->column_loop() != nullptr;
+  return rounding_operations(stage, (loops ? kRoundOpsPerWeight : 0.0) + kRefineOpsPerWeight * refine.sweeps);
 }
 
 template class GridPass<RtnPass>;
@@ -415,6 +423,12 @@ void AwqPass::check(const PassCheck& check) {
   check.require_calibration({}, "awq needs calibration data");
 }
 
+std::string AwqPass::why_not_before(const PassOptions& rounding, std::string_view key) const {
+  const std::string why = PassOptions::why_not_before(rounding, key);
+  if (!why.empty() || !rounding.grid()->per_tensor) return why;
+  return "searches scales of rows or groups: leave 'per_tensor' out";
+}
+
 double AwqPass::operations(const StageExtent& stage) const {
   int64_t num_screened = 0, num_judged = 0;  // rows of all layers
   for (const int64_t num_out : stage.num_out) {
@@ -426,15 +440,22 @@ double AwqPass::operations(const StageExtent& stage) const {
   const bool screens = num_candidates > awq.num_finalists && num_screened < num_judged;
   const int64_t num_rows = screens ? num_candidates * num_screened + (1 + awq.num_finalists) * num_judged
                                    : (1 + num_candidates) * num_judged;
-  const bool is_gptq = dynamic_cast<const GptqPass*>(stage.rounding) != nullptr;
-  const double per_weight = kJudgeOpsPerWeight + (is_gptq ? 0.0 : static_cast<double>(stage.width));
-  // GPTQ's factor is made twice: of H for the judge, and of the scaled H.
+  const bool loops = stage.rounding != nullptr && stage.rounding->column_loop() != nullptr;
+  const double per_weight = kJudgeOpsPerWeight + (loops ? 0.0 : static_cast<double>(stage.width));
+  // The loop's factor is made twice: of H for the judge, and of the scaled H.
   return static_cast<double>(num_rows) * static_cast<double>(stage.width) * per_weight +
-         (is_gptq ? cubed(stage.width) * kFactorOpsPerCube : 0.0);
+         (loops ? cubed(stage.width) * kFactorOpsPerCube : 0.0);
 }
 
 void SmoothQuantPass::check(const PassCheck& check) {
   check.require_calibration({}, "smoothquant needs calibration data");
+}
+
+std::string SmoothQuantPass::why_not_before(const PassOptions& rounding, std::string_view key) const {
+  const std::string why = PassOptions::why_not_before(rounding, key);
+  if (!why.empty() || (rounding.input() != nullptr && !rounding.input()->is_plain())) return why;
+  return "moves the difficulty of rounding from inputs to weights: add 'activations: int8' to " + std::string(key) +
+         ", or use awq, which is only for weights";
 }
 
 double SmoothQuantPass::operations(const StageExtent& stage) const {

@@ -64,7 +64,8 @@ class GptqPass : public GridPass<GptqPass> {
   SparseStorage storage = SparseStorage::dense;
   GptqPass() { fitting.fit = true; }
   const GridOptions* grid() const override { return &gptq.grid; }
-  SparsePattern pattern() const { return prune == kPruneNothing ? SparsePattern{} : parse_pattern(prune); }
+  const GptqOptions* column_loop() const override { return &gptq; }
+  SparsePattern pattern() const override { return prune == kPruneNothing ? SparsePattern{} : parse_pattern(prune); }
   bool is_overridable(std::string_view key) const override { return key == "prune" || GridPass::is_overridable(key); }
   std::string_view meaning() const override {
     return "Rounds weights column by column, so that later columns make up for earlier errors (GPTQ). It can prune as "
@@ -148,6 +149,7 @@ class AwqPass : public OptionsOf<AwqPass, PassKind::scales_inputs> {
   void fields(FieldVisitor& visit) override { awq.fields(visit); }
   void check(const PassCheck& check) override;
   StatisticsNeed need() const override { return StatisticsNeed::hessian; }
+  std::string why_not_before(const PassOptions& rounding, std::string_view key) const override;
   double operations(const StageExtent& stage) const override;
 };
 
@@ -161,6 +163,7 @@ class SmoothQuantPass : public OptionsOf<SmoothQuantPass, PassKind::scales_input
   void fields(FieldVisitor& visit) override { smoothquant.fields(visit); }
   void check(const PassCheck& check) override;
   StatisticsNeed need() const override { return StatisticsNeed::hessian_diagonal; }
+  std::string why_not_before(const PassOptions& rounding, std::string_view key) const override;
   double operations(const StageExtent& stage) const override;
 };
 

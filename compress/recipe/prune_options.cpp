@@ -50,6 +50,12 @@ double PrunePass::pruned_share() const {
   return sparsity.allocation == Allocation::owl ? share.ratio : sparsity.ratio;
 }
 
+std::optional<SharedRatio> PrunePass::shared_ratio() const {
+  const bool is_shared = sparsity.allocation == Allocation::global || sparsity.allocation == Allocation::owl;
+  if (!is_shared || !pattern().is_dense()) return std::nullopt;
+  return SharedRatio{sparsity.allocation, sparsity.ratio, owl};
+}
+
 void PrunePass::fields(FieldVisitor& visit) {
   const std::vector<Allocation> known = allocations();
   sparsity.fields(visit, known);

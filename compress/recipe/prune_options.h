@@ -32,19 +32,6 @@ void check_storage(const PassCheck& check, const SparsePattern& pattern, SparseS
 // Throws std::invalid_argument for a layer whose inputs do not divide into the pattern's groups.
 void check_pattern_fits(const SparsePattern& pattern, const std::string& layer, int64_t num_out, int64_t num_in);
 
-// How many weights a layer keeps where its own options do not say it: found before the walk (allocate_sparsity).
-struct LayerShare {
-  double ratio = 0.0;      // of owl
-  double threshold = 0.0;  // of global: magnitudes above it are kept, and of those equal to it ...
-  int64_t num_equal = 0;   // ... so many
-
-  void fields(FieldVisitor& visit) {
-    visit("ratio", ratio);
-    visit("threshold", threshold);
-    visit("num_equal", num_equal);
-  }
-};
-
 class PrunePass : public PassOptions {
  public:
   SparsityOptions sparsity;
@@ -55,7 +42,7 @@ class PrunePass : public PassOptions {
   LayerShare share;
 
   PassKind kind() const override { return PassKind::changes_weights; }
-  SparsePattern pattern() const { return parse_pattern(sparsity.pattern); }
+  SparsePattern pattern() const override { return parse_pattern(sparsity.pattern); }
   // The share of weights that becomes zero, of this layer.
   double pruned_share() const;
   bool resolves() const { return resolve.gradient_steps > 0; }
@@ -70,7 +57,8 @@ class PrunePass : public PassOptions {
   std::string words(std::string_view key) const override { return std::string(key) + " " + sparsity.pattern; }
   double operations(const StageExtent& stage) const override;
   int64_t working_bytes(const StageExtent& stage) const override;
-  bool needs_walk_before() const override { return sparsity.allocation == Allocation::owl; }
+  std::optional<SharedRatio> shared_ratio() const override;
+  void set_share(const LayerShare& found) override { share = found; }
 
  private:
   // The ways of sharing a ratio among layers that the pass has.

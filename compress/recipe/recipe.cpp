@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "compress/recipe/pass_options.h"
 #include "compress/recipe/recipe_keys.h"
 #include "compress/recipe/recipe_passes.h"
 #include "compress/recipe/yaml_value.h"
@@ -47,9 +46,8 @@ void check_budget(const BudgetRecipe& budget, const GivenOptions& given) {
 void check_sensitivity(const Recipe& recipe, const std::optional<Value>& passes, const Value& top) {
   const std::string key = recipe.budget ? "budget" : "sensitivity";
   const PassRecipe* rounding = find_pass(recipe, PassKind::rounds);
-  PackScheme scheme{.format = StoredFormat::dense};
-  if (rounding != nullptr) rounding->options->store(scheme);
-  if (scheme.format == StoredFormat::dense) top.fail("'" + key + "' needs a pass that says how weights are rounded");
+  if (rounding == nullptr || !stores_codes(*rounding->options))
+    top.fail("'" + key + "' needs a pass that says how weights are rounded");
   const bool has_windows = recipe.calibration && recipe.calibration->statistics.empty();
   if (!has_windows && (!recipe.sensitivity || recipe.sensitivity->text.empty())) {
     top.fail("'" + key + "' measures losses on text: add 'sensitivity: {text: ...}'");
@@ -64,13 +62,13 @@ void check_sensitivity(const Recipe& recipe, const std::optional<Value>& passes,
     top.fail("'budget' chooses bits and group sizes, and " + std::string(rounding->row->key) +
              " has neither: use rtn or gptq");
   }
-  if (const auto* gptq = dynamic_cast<const GptqPass*>(rounding->options.get()); gptq != nullptr) {
-    if (gptq->gptq.act_order == ActOrder::group) {
-      top.fail("'budget' counts codes and scales; act_order group also stores an index for each input: use static");
-    }
-    if (!gptq->pattern().is_dense()) {
-      top.fail("'budget' chooses bits of weights that are all kept: leave gptq's 'prune' out, or give bits yourself");
-    }
+  const GptqOptions* const loop = rounding->options->column_loop();
+  if (loop != nullptr && loop->act_order == ActOrder::group) {
+    top.fail("'budget' counts codes and scales; act_order group also stores an index for each input: use static");
+  }
+  if (!rounding->options->pattern().is_dense()) {
+    top.fail("'budget' chooses bits of weights that are all kept: leave " + std::string(rounding->row->key) +
+             "'s 'prune' out, or give bits yourself");
   }
   if (recipe.sensitivity && !recipe.sensitivity->groups.empty()) {
     top.fail("'budget' measures every stage of every block: leave 'sensitivity.groups' out");
@@ -196,7 +194,7 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
     top.fail("nothing to do: give 'passes:' with at least one of " + pass_names(PassKind::rounds) + ", or 'head:'");
   }
   const bool has_layerwise = std::any_of(recipe.passes.begin(), recipe.passes.end(), [](const PassRecipe& pass) {
-    return pass.options->kind() != PassKind::trains;
+    return scope_of(pass.options->kind()) != PassScope::model;
   });
   const bool has_phases = recipe.student || !recipe.passes.empty();
   const bool has_layerwise_keys = recipe.head || recipe.budget || recipe.sensitivity || recipe.asks_for_container;

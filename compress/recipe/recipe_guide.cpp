@@ -187,7 +187,7 @@ std::vector<GuideSection> guide_sections() {
   std::vector<GuideSection> sections = {
       {.name = kTop, .place = "", .kind = "", .meaning = "The keys of a recipe's top level.", .rows = top}};
   add_maps(top, "", sections);
-  for (const PassRow* pass : all_passes()) sections.push_back(section_of(*pass));
+  for (const PassRow* pass : pass_rows()) sections.push_back(section_of(*pass));
   sections.push_back({.name = kLayersKey,
                       .place = std::string(kPassesKey),
                       .kind = "",

@@ -31,14 +31,9 @@ std::vector<fs::path> all_inputs(const Recipe& recipe, const fs::path& model) {
   add(recipe.file, files);
   add(model, files);
   for (const PassRecipe& pass : recipe.passes) {
-    const auto* const training = dynamic_cast<const DistillPass*>(pass.options.get());
-    if (training == nullptr) continue;
-    const DistillOptions& distill = training->distill;
-    for (const std::string& text : distill.text) add(text, files);
-    for (const std::string& file : {distill.validation_text, distill.student, distill.teacher, distill.logits}) {
-      add(file, files);
-    }
-    if (!distill.logits.empty()) add(distill.logits + ".shards", files);
+    copy_of(*pass.options)->files([&](std::string_view, std::string& file) { add(file, files); });
+    const DistillOptions* const training = pass.options->training();
+    if (training != nullptr && !training->logits.empty()) add(training->logits + ".shards", files);
   }
   return files;
 }

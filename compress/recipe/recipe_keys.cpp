@@ -2,10 +2,8 @@
 
 #include <algorithm>
 
-#include "compress/recipe/distill_pass.h"
 #include "compress/recipe/given_options.h"
 #include "compress/recipe/option_table.h"
-#include "compress/recipe/reconstruct_pass.h"
 #include "runtime/format/container_format.h"
 #include "runtime/system/byte_count.h"
 
@@ -187,13 +185,6 @@ void Recipe::fields(FieldVisitor& visit) {
   visit("strict", strict, "Events, such as a fallback or a raised damping, are errors.");
 }
 
-std::vector<const PassRow*> all_passes() {
-  std::vector<const PassRow*> rows(pass_rows().begin(), pass_rows().end());
-  rows.push_back(&reconstruct_row());
-  rows.push_back(&distill_row());
-  return rows;
-}
-
 std::vector<std::string> overridable_options(const PassOptions& options) {
   std::vector<std::string> names;
   for (const std::string& name : names_of_fields(fields_of(*copy_of(options)))) {
@@ -204,8 +195,7 @@ std::vector<std::string> overridable_options(const PassOptions& options) {
 
 std::string where_it_belongs(const std::string& key) {
   std::vector<std::string> places, passes;
-  const std::vector<const PassRow*> rows = all_passes();
-  for (const PassRow* row : rows) {
+  for (const PassRow* row : pass_rows()) {
     if (row->key == key) places.push_back("'passes', as the name of an item");
     const std::unique_ptr<PassOptions> options = row->make_options();
     if (holds(names_of_fields(fields_of(*options)), key)) passes.emplace_back(row->key);

@@ -33,8 +33,6 @@ struct LayersRecipe {
   void fields(FieldVisitor& visit);
 };
 
-// Every pass that an item of `passes:` may name, in the order in which messages list them.
-std::vector<const PassRow*> all_passes();
 // The options that `layers: {override: ...}` may change, under the names of names_of_fields; often none.
 std::vector<std::string> overridable_options(const PassOptions& options);
 

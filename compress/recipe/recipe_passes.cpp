@@ -1,11 +1,11 @@
 #include "compress/recipe/recipe_passes.h"
 
 #include <algorithm>
+#include <span>
+#include <utility>
 
 #include "compress/recipe/distill_pass.h"
-#include "compress/recipe/pass_options.h"
 #include "compress/recipe/recipe_keys.h"
-#include "compress/recipe/reconstruct_pass.h"
 
 namespace pare {
 namespace {
@@ -47,19 +47,133 @@ LayerOverride read_override(const std::string& pattern, const Value& value, cons
   return result;
 }
 
-// What is trained block by block must be there and have values or a grid that can be changed by small steps.
-void check_reconstructed(const PassRecipe* pruning, const PassRecipe* rounding, const PassRecipe* earlier,
-                         const Value& item) {
-  if (earlier != nullptr) item.fail("two passes that reconstruct: keep one");
-  const GridOptions* const grid = rounding == nullptr ? nullptr : std::as_const(*rounding->options).grid();
-  if (rounding != nullptr && grid == nullptr &&
-      dynamic_cast<const ActivationsPass*>(rounding->options.get()) == nullptr) {
-    item.fail("the weights that " + std::string(rounding->row->key) +
-              " makes cannot be trained: reconstruct follows rtn, gptq or a pass that prunes");
+// The passes that train the model cut a recipe's passes into groups.
+enum class Group { same, earlier };
+
+// No pass of the kinds `after` may come after one of the kind `before`, in the same group or in an earlier one. `applies`
+// says for which pairs this holds; null: for all. In the message {before} and {after} stand for the keys of the two.
+struct OrderRule {
+  PassKind before;
+  Group group;
+  std::vector<PassKind> after;
+  std::string_view message;
+  bool (*applies)(const PassOptions& before, const PassOptions& after) = nullptr;
+  bool is_of_list = false;  // the message names the line of the list, not that of the later pass
+};
+
+bool is_off_grid(const PassOptions& before, const PassOptions&) {
+  return before.grid() == nullptr && stores_codes(before);
+}
+
+bool is_not_trained(const PassOptions& before, const PassOptions&) {
+  PackScheme scheme{.format = StoredFormat::dense};
+  before.store(scheme);
+  return !why_not_trained(scheme).empty();
+}
+
+bool prunes_as_well(const PassOptions&, const PassOptions& after) {
+  return !after.pattern().is_dense();
+}
+
+std::vector<PassKind> only(PassKind kind) {
+  return {kind};
+}
+
+// Of several rules that a pass breaks, the first is told.
+const std::vector<OrderRule>& order_rules() {
+  using enum PassKind;
+  static const std::vector<PassKind> kOfStages = {changes_weights, scales_inputs, rounds},
+                                     kLayerwise = {changes_weights, scales_inputs, rounds, reconstructs};
+  static const std::vector<OrderRule> kRules = {
+      {rounds, Group::earlier, kLayerwise,
+       "weights are in codes already when they are trained: put {after} into the group before distill"},
+      {changes_weights, Group::earlier, kLayerwise,
+       "pruned weights are trained as they are stored: put {after} into the group that prunes, before distill"},
+      {rounds, Group::same, only(trains), "codes of {before} cannot be trained: put {after} before it", is_not_trained},
+      {reconstructs, Group::same, only(reconstructs), "two passes that reconstruct: keep one"},
+      {rounds, Group::same, only(reconstructs),
+       "the weights that {before} makes cannot be trained: {after} follows rtn, gptq or a pass that prunes",
+       is_off_grid},
+      {reconstructs, Group::same, kOfStages,
+       "blocks are trained as they are stored: put {after} before {before}, which comes last"},
+      {scales_inputs, Group::same, only(scales_inputs), "two scaling passes: keep one"},
+      {changes_weights, Group::same, only(changes_weights),
+       "two passes that prune: keep one; 'layers.override' gives layers patterns of their own"},
+      {scales_inputs, Group::same, only(changes_weights),
+       "the search of scales must know what is pruned: put {after} before {before}"},
+      {rounds, Group::same, only(scales_inputs),
+       "inputs are scaled before weights are rounded: put {after} before the method that rounds"},
+      {rounds, Group::same, only(rounds),
+       "two quantization passes: weights can be rounded only once. Use one pass with 'layers.override'",
+       /*applies=*/nullptr, /*is_of_list=*/true},
+      {rounds, Group::same, only(changes_weights), "weights are rounded last: put {after} before {before}"},
+      {changes_weights, Group::same, only(rounds),
+       "{before} prunes already: leave 'prune' out, and {after} keeps its zeros", prunes_as_well},
+  };
+  return kRules;
+}
+
+std::string with_keys(std::string message, const PassRecipe& before, const PassRecipe& after) {
+  for (const auto& [place, key] :
+       {std::pair<std::string_view, std::string_view>{"{before}", before.row->key}, {"{after}", after.row->key}}) {
+    for (size_t at = message.find(place); at != std::string::npos; at = message.find(place, at + key.size())) {
+      message.replace(at, place.size(), key);
+    }
   }
-  if (pruning == nullptr && grid == nullptr) {
-    item.fail("there is nothing to train: put reconstruct after the pass that rounds or prunes, such as gptq");
+  return message;
+}
+
+using PassPointers = std::vector<const PassRecipe*>;
+
+const PassRecipe* find_kind(const PassPointers& passes, PassKind kind) {
+  const auto found =
+      std::find_if(passes.begin(), passes.end(), [&](const PassRecipe* pass) { return pass->options->kind() == kind; });
+  return found == passes.end() ? nullptr : *found;
+}
+
+// Refuses `pass`, given as `item` of `list`, after the passes of its own group and of those before it.
+void check_rules(const PassPointers& group, const PassPointers& earlier, const PassRecipe& pass, const Value& item,
+                 const Value& list) {
+  for (const OrderRule& rule : order_rules()) {
+    if (std::find(rule.after.begin(), rule.after.end(), pass.options->kind()) == rule.after.end()) continue;
+    const PassRecipe* const before = find_kind(rule.group == Group::same ? group : earlier, rule.before);
+    if (before == nullptr || (rule.applies != nullptr && !rule.applies(*before->options, *pass.options))) continue;
+    (rule.is_of_list ? list : item).fail(with_keys(std::string(rule.message), *before, pass));
   }
+}
+
+// What the rest of the recipe rules out for the training pass `i`.
+void check_training(const Recipe& recipe, size_t i, const Value& item) {
+  const DistillOptions& training = *recipe.passes[i].options->training();
+  const std::span<const PassRecipe> before(recipe.passes.data(), i),
+      rest(recipe.passes.begin() + static_cast<int64_t>(i), recipe.passes.end());
+  if ((i > 0 || recipe.student) && !training.student.empty()) {
+    item.fail("'student' would take the place of the model that the recipe makes before: leave one of the two out");
+  }
+  const bool rounds_inputs = std::any_of(before.begin(), before.end(), [](const PassRecipe& pass) {
+    return pass.options->input() != nullptr && !pass.options->input()->is_plain();
+  });
+  if (rounds_inputs && training.precision == TrainingPrecision::bfloat16) {
+    item.fail("'precision: bfloat16' cannot hold inputs that are rounded to 8 bits exactly: use float32");
+  }
+  const bool is_after_head = recipe.head && i > 0 && std::all_of(rest.begin(), rest.end(), [](const PassRecipe& pass) {
+                               return scope_of(pass.options->kind()) == PassScope::model;
+                             });
+  if (is_after_head && training.train.embedding) {
+    item.fail("'head' is in codes already when this trains, and is not trained: leave 'embedding' out");
+  }
+}
+
+// Refuses a group, which has ended, in which inputs are scaled for a rounding that cannot be prepared so.
+void check_scaling(const PassPointers& group, const Value& passes) {
+  const PassRecipe *scaling = find_kind(group, PassKind::scales_inputs), *rounding = find_kind(group, PassKind::rounds);
+  if (scaling == nullptr) return;
+  const std::string name(scaling->row->key);
+  if (rounding == nullptr) {
+    passes.fail(name + " only prepares the weights: add a pass that rounds them, rtn or gptq, after it");
+  }
+  const std::string why = scaling->options->why_not_before(*rounding->options, rounding->row->key);
+  if (!why.empty()) passes.fail(name + " " + why);
 }
 
 }  // namespace
@@ -73,7 +187,7 @@ PassRecipe read_pass(const Value& value, const std::optional<CalibrationRecipe>&
   PassRecipe pass;
   std::optional<Value> layers;
   Value::Handlers handlers;
-  for (const PassRow* row : all_passes()) {
+  for (const PassRow* row : pass_rows()) {
     handlers.emplace_back(row->key, [&, row](const Value& v) {
       if (pass.row != nullptr) v.fail("one pass has one method; start a new list item with '-' for the next");
       pass.row = row;
@@ -88,7 +202,7 @@ PassRecipe read_pass(const Value& value, const std::optional<CalibrationRecipe>&
   if (pass.row == nullptr) {
     value.fail("expected a method: " + pass_names(PassKind::changes_weights) + "; " +
                pass_names(PassKind::scales_inputs) + "; " + pass_names(PassKind::rounds) + "; " +
-               std::string(reconstruct_row().key) + "; or " + std::string(distill_row().key));
+               pass_names(PassKind::reconstructs) + "; or " + pass_names(PassKind::trains));
   }
   if (!layers) return pass;
   const bool has_overrides = layers->has_key("override");
@@ -108,108 +222,33 @@ PassRecipe read_pass(const Value& value, const std::optional<CalibrationRecipe>&
 
 void check_order(const Recipe& recipe, const Value& passes) {
   const std::vector<Value> items = passes.list();
-  const PassRecipe* changing = nullptr;
-  const PassRecipe* scaling = nullptr;
-  const PassRecipe* rounding = nullptr;
-  const PassRecipe* reconstructing = nullptr;
-  bool rounds_inputs = false;
-  bool trained_behind_rounding = false;
-  bool trained_behind_pruning = false;
+  PassPointers group, earlier;
   for (size_t i = 0; i < recipe.passes.size(); ++i) {
     const PassRecipe& pass = recipe.passes[i];
     const PassKind kind = pass.options->kind();
-    if (kind == PassKind::trains) {  // a group of its own; another may follow
-      if (scaling != nullptr && rounding == nullptr) {
-        items[i].fail(std::string(scaling->row->key) +
-                      " only prepares the weights: put the method that rounds them, "
-                      "rtn or gptq, before " +
-                      std::string(pass.row->key));
-      }
-      if (rounding != nullptr &&
-          (rounding->row->key == std::string("fp8") || rounding->row->key == std::string("llm_int8"))) {
-        items[i].fail("codes of " + std::string(rounding->row->key) + " cannot be trained: put distill before it");
-      }
-      if ((i > 0 || recipe.student) && !dynamic_cast<const DistillPass&>(*pass.options).distill.student.empty()) {
-        items[i].fail(
-            "'student' would take the place of the model that the recipe makes before: leave one of the two out");
-      }
-      const DistillOptions& training = dynamic_cast<const DistillPass&>(*pass.options).distill;
-      if (rounds_inputs && training.precision == TrainingPrecision::bfloat16) {
-        items[i].fail("'precision: bfloat16' cannot hold inputs that are rounded to 8 bits exactly: use float32");
-      }
-      const bool is_behind_head =
-          recipe.head && i > 0 &&
-          std::none_of(recipe.passes.begin() + static_cast<int64_t>(i), recipe.passes.end(),
-                       [](const PassRecipe& later) { return later.options->kind() != PassKind::trains; });
-      if (is_behind_head && training.train.embedding) {
-        items[i].fail("'head' is in codes already when this trains, and is not trained: leave 'embedding' out");
-      }
-      trained_behind_rounding |= rounding != nullptr;
-      trained_behind_pruning |= changing != nullptr;
-      changing = scaling = rounding = reconstructing = nullptr;
+    const bool has_rounding = find_kind(group, PassKind::rounds) != nullptr;
+    if (const PassRecipe* const scaling = find_kind(group, PassKind::scales_inputs);
+        kind == PassKind::trains && scaling != nullptr && !has_rounding) {
+      items[i].fail(std::string(scaling->row->key) +
+                    " only prepares the weights: put the method that rounds them, rtn or gptq, before " +
+                    std::string(pass.row->key));
+    }
+    check_rules(group, earlier, pass, items[i], passes);
+    if (kind == PassKind::reconstructs && find_kind(group, PassKind::changes_weights) == nullptr &&
+        (!has_rounding || !stores_codes(*find_kind(group, PassKind::rounds)->options))) {
+      items[i].fail("there is nothing to train: put " + std::string(pass.row->key) +
+                    " after the pass that rounds or prunes, such as gptq");
+    }
+    if (scope_of(kind) != PassScope::model) {
+      group.push_back(&pass);
       continue;
     }
-    if (const InputFormat* const input = pass.options->input()) rounds_inputs |= !input->is_plain();
-    if (trained_behind_rounding) {
-      items[i].fail("weights are in codes already when they are trained: put " + std::string(pass.row->key) +
-                    " into the group before distill");
-    }
-    if (trained_behind_pruning) {
-      items[i].fail("pruned weights are trained as they are stored: put " + std::string(pass.row->key) +
-                    " into the group that prunes, before distill");
-    }
-    if (kind == PassKind::reconstructs) {
-      check_reconstructed(changing, rounding, reconstructing, items[i]);
-      reconstructing = &pass;
-      continue;
-    }
-    if (reconstructing != nullptr) {
-      items[i].fail("blocks are trained as they are stored: put " + std::string(pass.row->key) +
-                    " before reconstruct, which comes last");
-    }
-    if (kind == PassKind::scales_inputs && scaling != nullptr) items[i].fail("two scaling passes: keep one");
-    if (kind == PassKind::changes_weights && changing != nullptr) {
-      items[i].fail("two passes that prune: keep one; 'layers.override' gives layers patterns of their own");
-    }
-    if (kind == PassKind::changes_weights && scaling != nullptr) {
-      items[i].fail("the search of scales must know what is pruned: put " + std::string(pass.row->key) + " before " +
-                    std::string(scaling->row->key));
-    }
-    if (kind == PassKind::scales_inputs && rounding != nullptr) {
-      items[i].fail("inputs are scaled before weights are rounded: put " + std::string(pass.row->key) +
-                    " before the method that rounds");
-    }
-    if (rounding != nullptr && kind == PassKind::rounds) {
-      passes.fail("two quantization passes: weights can be rounded only once. Use one pass with 'layers.override'");
-    }
-    if (rounding != nullptr) {
-      items[i].fail("weights are rounded last: put " + std::string(pass.row->key) + " before " +
-                    std::string(rounding->row->key));
-    }
-    if (const auto* gptq = dynamic_cast<const GptqPass*>(pass.options.get());
-        gptq != nullptr && !gptq->pattern().is_dense() && changing != nullptr) {
-      items[i].fail(std::string(changing->row->key) + " prunes already: leave 'prune' out, and gptq keeps its zeros");
-    }
-    if (kind == PassKind::changes_weights) changing = &pass;
-    if (kind == PassKind::scales_inputs) scaling = &pass;
-    if (kind == PassKind::rounds) rounding = &pass;
+    check_training(recipe, i, items[i]);
+    check_scaling(group, passes);
+    earlier.insert(earlier.end(), group.begin(), group.end());  // another group may follow
+    group.clear();
   }
-  if (scaling == nullptr) return;
-  const std::string name(scaling->row->key);
-  if (rounding == nullptr) {
-    passes.fail(name + " only prepares the weights: add a pass that rounds them, rtn or gptq, after it");
-  }
-  const std::string method(rounding->row->key);
-  const GridOptions* grid = std::as_const(*rounding->options).grid();
-  if (grid == nullptr) {
-    passes.fail(name + " prepares weights for rtn or gptq; " + method + " deals with outliers itself");
-  }
-  const InputFormat* input = rounding->options->input();
-  if (name == "smoothquant" && (input == nullptr || input->is_plain())) {
-    passes.fail("smoothquant moves the difficulty of rounding from inputs to weights: add 'activations: int8' to " +
-                method + ", or use awq, which is only for weights");
-  }
-  if (name == "awq" && grid->per_tensor) passes.fail("awq searches scales of rows or groups: leave 'per_tensor' out");
+  check_scaling(group, passes);
 }
 
 }  // namespace pare

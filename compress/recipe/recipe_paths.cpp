@@ -4,7 +4,6 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "compress/recipe/distill_pass.h"
 #include "runtime/evaluate/token_source.h"
 
 namespace pare {
@@ -15,19 +14,6 @@ namespace fs = std::filesystem;
 // Visits every file and folder that the recipe reads, under the key that it has there.
 using VisitPath = std::function<void(const std::string& key, fs::path& path)>;
 
-void visit_paths(DistillOptions& options, const VisitPath& visit) {
-  const auto visit_text = [&](const std::string& key, std::string& text) {
-    fs::path path = text;
-    visit("distill." + key, path);
-    text = path.string();
-  };
-  for (std::string& text : options.text) visit_text("text", text);
-  visit_text("student", options.student);
-  visit_text("teacher", options.teacher);
-  visit_text("logits", options.logits);
-  visit_text("validation_text", options.validation_text);
-}
-
 void visit_paths(Recipe& recipe, const VisitPath& visit) {
   visit("model", recipe.model);
   if (recipe.calibration) {
@@ -35,9 +21,12 @@ void visit_paths(Recipe& recipe, const VisitPath& visit) {
     visit("calibration.statistics", recipe.calibration->statistics);
   }
   for (PassRecipe& pass : recipe.passes) {
-    if (dynamic_cast<const DistillPass*>(pass.options.get()) == nullptr) continue;
     const std::shared_ptr<PassOptions> options = copy_of(*pass.options);
-    visit_paths(dynamic_cast<DistillPass&>(*options).distill, visit);
+    options->files([&](std::string_view key, std::string& file) {
+      fs::path path = file;
+      visit(std::string(pass.row->key) + "." + std::string(key), path);
+      file = path.string();
+    });
     pass.options = options;
   }
   if (recipe.sensitivity) visit("sensitivity.text", recipe.sensitivity->text);

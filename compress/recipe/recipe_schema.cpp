@@ -140,7 +140,7 @@ std::string recipe_schema() {
 
   // An item of `passes`: the names of all passes, one of which it must have, and `layers` as that pass knows it.
   Json passes = Json::object(), one_of = Json::array(), definitions = Json::object();
-  for (const PassRow* row : all_passes()) {
+  for (const PassRow* row : pass_rows()) {
     const std::string key(row->key);
     const std::unique_ptr<PassOptions> options = row->make_options();
     definitions["pass-" + key] = map_schema(option_rows(fields_of(*options)), "");

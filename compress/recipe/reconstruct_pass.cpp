@@ -38,9 +38,4 @@ void ReconstructPass::check(const PassCheck& check) {
   }
 }
 
-const PassRow& reconstruct_row() {
-  static const PassRow kRow = {"reconstruct", [] { return std::make_unique<ReconstructPass>(); }, nullptr};
-  return kRow;
-}
-
 }  // namespace pare

@@ -45,9 +45,7 @@ class ReconstructPass : public OptionsOf<ReconstructPass, PassKind::reconstructs
   }
   void fields(FieldVisitor& visit) override { reconstruct.fields(visit); }
   void check(const PassCheck& check) override;
+  const ReconstructOptions* reconstruction() const override { return &reconstruct; }
 };
-
-// The pass under its key in recipes. It has no way to change a stage: it works on whole blocks.
-const PassRow& reconstruct_row();
 
 }  // namespace pare

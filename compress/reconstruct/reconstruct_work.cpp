@@ -98,8 +98,7 @@ bool reconstruct_work(const std::vector<LayerPlan>& layers, int64_t index, const
   auto& block = dynamic_cast<DecoderBlock&>(work.block);  // an encoder's plan has no such step
   std::vector<WorkedLayer> trained = trained_layers(layers, work);
   if (trained.empty()) return false;
-  const ReconstructOptions& options =
-      static_cast<const ReconstructPass&>(*trained.front().plan->step(PassKind::reconstructs)).reconstruct;
+  const ReconstructOptions& options = *trained.front().plan->step(PassKind::reconstructs)->reconstruction();
   const std::map<std::string, at::Tensor, std::less<>> tensors = block.tensors();
   ParameterViews views;
   for (WorkedLayer& item : trained) views[item.name()] = make_view(tensors.at(item.name()), options, item);

@@ -5,7 +5,6 @@
 #include <map>
 #include <utility>
 
-#include "compress/recipe/prune_options.h"
 #include "prune/magnitude.h"
 #include "prune/owl.h"
 #include "prune/wanda.h"
@@ -19,7 +18,7 @@ struct OpenStep {
   size_t block = 0;
   const LayerPlan* layer = nullptr;
   Step* step = nullptr;
-  const PrunePass& pass() const { return static_cast<const PrunePass&>(*step->options); }
+  SharedRatio shared = {};
 };
 
 // Layers compete with those that the same pass prunes by the same ratio.
@@ -30,9 +29,9 @@ std::map<Competition, std::vector<OpenStep>> open_steps(Allocation allocation, R
   for (size_t b = 0; b < plan.blocks.size(); ++b) {
     for (LayerPlan& layer : plan.blocks[b]) {
       for (Step& step : layer.steps) {
-        const auto* pass = dynamic_cast<const PrunePass*>(step.options.get());
-        if (pass == nullptr || !pass->pattern().is_dense() || pass->sparsity.allocation != allocation) continue;
-        found[{step.pass, pass->sparsity.ratio}].push_back({b, &layer, &step});
+        const std::optional<SharedRatio> shared = step.options->shared_ratio();
+        if (!shared || shared->allocation != allocation) continue;
+        found[{step.pass, shared->ratio}].push_back({b, &layer, &step, *shared});
       }
     }
   }
@@ -40,8 +39,8 @@ std::map<Competition, std::vector<OpenStep>> open_steps(Allocation allocation, R
 }
 
 void set_share(const LayerShare& share, OpenStep& open) {
-  const std::shared_ptr<PrunePass> options = copy_of<PrunePass>(*open.step->options);
-  options->share = share;
+  const std::shared_ptr<PassOptions> options = copy_of(*open.step->options);
+  options->set_share(share);
   open.step->options = options;
 }
 
@@ -54,7 +53,7 @@ at::Tensor weight_of(const Checkpoint& checkpoint, const LinearDescription& line
 }
 
 void share_by_magnitude(const Checkpoint& checkpoint, std::vector<OpenStep>& steps) {
-  GlobalThreshold threshold(steps.front().pass().sparsity.ratio);
+  GlobalThreshold threshold(steps.front().shared.ratio);
   do {
     for (const OpenStep& open : steps) {
       throw_if_interrupted();
@@ -110,12 +109,12 @@ class OutlierTask : public BlockTask {
 };
 
 void share_by_outliers(ModelWalk& walk, std::vector<OpenStep>& steps) {
-  const OwlOptions owl = steps.front().pass().owl;
+  const OwlOptions owl = steps.front().shared.owl;
   OutlierTask task(steps, owl.outlier);
   walk_blocks(walk, static_cast<int64_t>(steps.back().block) + 1, task, [](int64_t) {});
   std::vector<OwlUnit> units;
   for (const auto& [block, unit] : task.units()) units.push_back(unit);
-  const std::vector<double> ratios = owl_ratios(units, steps.front().pass().sparsity.ratio, owl);
+  const std::vector<double> ratios = owl_ratios(units, steps.front().shared.ratio, owl);
   for (OpenStep& open : steps) {
     const auto place = std::distance(task.units().begin(), task.units().find(open.block));
     set_share({.ratio = ratios[static_cast<size_t>(place)]}, open);

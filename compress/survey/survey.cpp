@@ -8,7 +8,6 @@
 #include <stdexcept>
 
 #include "compress/passes/compress_stage.h"
-#include "compress/recipe/pass_options.h"
 #include "quant/bit_budget.h"
 #include "quant/row_chunks.h"
 #include "quant/rtn.h"
@@ -49,10 +48,10 @@ const GridOptions& grid_of(const LayerPlan& layer) {
   return *layer.step(PassKind::rounds)->grid();
 }
 
-// Returns what an error of each column costs when GPTQ makes up for it, or undefined for other passes.
+// Returns what an error of each column costs when later columns make up for it, or undefined for passes without that.
 at::Tensor conditional_of(StageState& state) {
-  const auto* gptq = dynamic_cast<const GptqPass*>(state.layers.front().plan->step(PassKind::rounds));
-  return gptq == nullptr ? at::Tensor() : state.factor(gptq->gptq).conditional_I;
+  const GptqOptions* const loop = state.layers.front().plan->step(PassKind::rounds)->column_loop();
+  return loop == nullptr ? at::Tensor() : state.factor(*loop).conditional_I;
 }
 
 // Returns the predicted error. `instead` gives other bits and groups. A method without a grid gets 0: its error is only

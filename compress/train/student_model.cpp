@@ -17,12 +17,7 @@ void check_trainable(const Checkpoint& checkpoint, const TrainedParts& parts) {
   for (const LinearDescription& linear : block_linears(checkpoint.description())) {
     const std::optional<PackScheme> scheme = checkpoint.stored_scheme(linear);
     if (!scheme) continue;
-    if (scheme->input.has_outliers()) {
-      fail(linear,
-           "columns that are kept in floating point beside 8-bit ones (llm_int8) cannot be trained: distil "
-           "before that pass");
-    }
-    if (scheme->code_type() == CodeType::fp8) fail(linear, "FP8 codes cannot be trained: distil before that pass");
+    if (const std::string why = why_not_trained(*scheme); !why.empty()) fail(linear, why);
   }
   if (!parts.embedding) return;
   for (const LinearDescription& table : {checkpoint.embedding(), checkpoint.head()}) {

@@ -9,10 +9,15 @@
 
 #include "compress/passes/stage_state.h"
 #include "compress/pipeline.h"
+#include "compress/recipe/distill_pass.h"
 #include "compress/recipe/pass_options.h"
+#include "compress/recipe/recipe_inputs.h"
+#include "compress/recipe/recipe_paths.h"
 #include "runtime/commands/verify.h"
 #include "runtime/model/checkpoint.h"
 #include "tests/compress/run_pare.h"
+#include "tests/compress/stranger_passes.h"
+#include "tests/expect_error.h"
 #include "tests/row_container.h"
 
 namespace pare::test {
@@ -20,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// `snap:` every weight becomes the nearest multiple of a step that a power of two gives, and stays a float. With
+// `test_snap:` every weight becomes the nearest multiple of a step that a power of two gives, and stays a float. With
 // `codes` it is stored as a code, in steps that each row has of its own.
 class SnapPass : public PassOptions {
  public:
@@ -77,12 +82,13 @@ std::optional<InputScaling> apply_snap(StageState& stage, const SteppedLayers& l
 }
 
 // The one row of the table.
-const PassRow kSnapRow = {"snap", [] { return std::make_unique<SnapPass>(); }, apply_snap};
+const PassRow kSnapRow = {"test_snap", [] { return std::make_unique<SnapPass>(); }, apply_snap};
 
 class Extension : public testing::Test {
  protected:
   static void SetUpTestSuite() {
     add_pass(kSnapRow);
+    add_strangers();
     register_container(row_container());
   }
   // Runs in this process, whose tables have the rows.
@@ -120,18 +126,39 @@ class Extension : public testing::Test {
     const Verification verification = verify(folder_ / out);
     EXPECT_TRUE(verification.problems.empty()) << verification.problems.front();
   }
+  // Runs both lists of passes, which are to do the same, and compares all weights. Returns the two manifests' layers.
+  std::array<nlohmann::json, 2> expect_equal(const std::string& one, const std::string& other) {
+    std::array<nlohmann::json, 2> layers;
+    std::array<std::map<std::string, std::string>, 2> weights;
+    for (const size_t i : {0, 1}) {
+      const std::string out = "out" + std::to_string(i);
+      fs::remove_all(folder_ / out);
+      run_recipe("passes:\n" + (i == 0 ? one : other), out);
+      layers[i] = nlohmann::json::parse(std::ifstream(folder_ / out / "pare.json")).at("layers");
+      weights[i] = promised_files(folder_ / out);
+      std::erase_if(weights[i], [](const auto& file) { return !file.first.ends_with(".safetensors"); });
+    }
+    EXPECT_FALSE(weights[0].empty());
+    EXPECT_EQ(weights[0], weights[1]);
+    return layers;
+  }
+  static void expect_refused(const std::string& passes, std::initializer_list<std::string> parts,
+                             const std::string& more = "") {
+    expect_error<std::invalid_argument>(
+        [&] { parse_recipe("calibration: {text: t}\npasses:\n" + passes + more, "r.yaml"); }, parts);
+  }
   TemporaryFolder folder_{"extension"};
 };
 
 TEST_F(Extension, APassOfOnesOwnChangesWeightsThatStayFloats) {
-  const auto report = run_recipe("passes:\n  - snap: {step: 0.03125}\n", "out");
+  const auto report = run_recipe("passes:\n  - test_snap: {step: 0.03125}\n", "out");
   EXPECT_EQ(report.at("layers"), 14);
   expect_weights(
       "out", [](float value) { return snapped(value, 0.03125); }, /*is_quantized=*/false);
 }
 
 TEST_F(Extension, APassAndAContainerOfOnesOwn) {
-  run_recipe("container: test-rows\npasses:\n  - snap: {step: 0.0625, codes: true}\n", "out");
+  run_recipe("container: test-rows\npasses:\n  - test_snap: {step: 0.0625, codes: true}\n", "out");
   expect_weights(
       "out", [](float value) { return snapped(value, 0.0625); }, /*is_quantized=*/true);
   const std::string config = Checkpoint::open(folder_ / "out").config_json();
@@ -140,7 +167,7 @@ TEST_F(Extension, APassAndAContainerOfOnesOwn) {
 
 // Passes follow one another: GPTQ rounds the snapped weights, and the error is that against the original.
 TEST_F(Extension, APassOfOnesOwnBeforeGptqInAContainerOfOnesOwn) {
-  run_recipe("container: test-rows\npasses:\n  - snap: {step: 0.015625}\n  - gptq: {bits: 8, group_size: -1}\n",
+  run_recipe("container: test-rows\npasses:\n  - test_snap: {step: 0.015625}\n  - gptq: {bits: 8, group_size: -1}\n",
              "both");
   run_recipe("container: test-rows\npasses:\n  - gptq: {bits: 8, group_size: -1}\n", "alone");
   const auto errors = [&](const std::string& out) {
@@ -167,11 +194,104 @@ TEST_F(Extension, ItsOptionsAreCheckedLikeAnyOthers) {
     }
     return "accepted";
   };
-  EXPECT_NE(message("snap: {stop: 1}").find("did you mean 'step'"), std::string::npos);
-  EXPECT_NE(message("snap: {step: 0.3}").find("power of two"), std::string::npos);
-  EXPECT_NE(message("snap: {step: 2}").find("at most 1"), std::string::npos);
-  EXPECT_NE(message("rtn: {}\n  - snap: {}").find("put snap before rtn"), std::string::npos);
-  EXPECT_THROW(add_pass({"snap", kSnapRow.make_options, kSnapRow.apply}), std::invalid_argument);
+  EXPECT_NE(message("test_snap: {stop: 1}").find("did you mean 'step'"), std::string::npos);
+  EXPECT_NE(message("test_snap: {step: 0.3}").find("power of two"), std::string::npos);
+  EXPECT_NE(message("test_snap: {step: 2}").find("at most 1"), std::string::npos);
+  EXPECT_NE(message("rtn: {}\n  - test_snap: {}").find("put test_snap before rtn"), std::string::npos);
+  EXPECT_THROW(add_pass({"test_snap", kSnapRow.make_options, kSnapRow.apply}), std::invalid_argument);
+}
+
+// AWQ judges scales by what GPTQ's later columns cannot make up for, and so it does for a loop that it does not know.
+TEST_F(Extension, AColumnLoopIsWeighedByTheSearchOfScales) {
+  const std::string own = "  - gptq: {bits: 4, group_size: 32, act_order: none, refine: 0, fit: false}\n",
+                    awq = "  - awq: {}\n";
+  const auto layers = expect_equal(awq + own, awq + "  - test_loop: {}\n");
+  bool is_scaled = false;
+  for (size_t i = 0; i < layers[0].size(); ++i) {
+    const nlohmann::json &gptq = layers[0].at(i), &loop = layers[1].at(i);
+    EXPECT_EQ(loop.at("method"), "test_loop");
+    for (const char* key : {"relative_error", "damping", "scaling"}) EXPECT_EQ(gptq.at(key), loop.at(key)) << key;
+    is_scaled |= gptq.at("scaling") != "awq: s = 1";
+  }
+  EXPECT_TRUE(is_scaled);
+}
+
+TEST_F(Extension, AColumnLoopIsWeighedByABudget) {
+  const auto budget = [&](const std::string& pass, const std::string& out) {
+    nlohmann::json found =
+        run_recipe("sensitivity: {windows: 1}\nbudget: {bits: 4.2}\npasses:\n" + pass, out).at("budget");
+    found.erase("measured");
+    return found;
+  };
+  EXPECT_EQ(budget("  - test_loop: {}\n", "loop"),
+            budget("  - gptq: {act_order: none, refine: 0, fit: false}\n", "gptq"));
+}
+
+TEST_F(Extension, ARoundingThatPrunesIsAskedForItsPattern) {
+  const std::string prunes = "  - test_loop: {prunes: true}\n";
+  expect_refused("  - magnitude: {}\n" + prunes, {"r.yaml:4", "magnitude prunes already", "test_loop keeps its zeros"});
+  expect_refused(prunes, {"'budget' chooses bits of weights that are all kept", "test_loop's 'prune'"},
+                 "budget: {bits: 4}\n");
+  expect_error<std::invalid_argument>([&] { run_recipe("passes:\n  - awq: {}\n" + prunes, "masked"); },
+                                      {"awq: the search of scales must know what is pruned", "test_loop's 'prune'"});
+}
+
+TEST_F(Extension, AScalingSaysBeforeWhichRoundingItStands) {
+  const std::string why = "test_tilt needs the zero of rtn in the middle";
+  expect_refused("  - test_tilt: {}\n  - rtn: {symmetric: false}\n", {"r.yaml:3", why});
+  expect_refused("  - test_tilt: {}\n  - rtn: {symmetric: false}\n  - distill: {text: t}\n", {"r.yaml:3", why});
+  expect_refused("  - test_tilt: {}\n  - distill: {text: t}\n", {"r.yaml:4", "test_tilt only prepares the weights"});
+  run_recipe(
+      "passes:\n  - test_tilt: {}\n  - rtn: {bits: 8, group_size: -1}\n    layers: {override: {\"*.down_proj\": "
+      "{symmetric: false}}}\n",
+      "tilted");
+  for (const auto& layer : nlohmann::json::parse(std::ifstream(folder_ / "tilted" / "pare.json")).at("layers")) {
+    const bool is_down = layer.at("name").get<std::string>().ends_with("down_proj");
+    EXPECT_EQ(layer.contains("scaling"), !is_down) << layer;
+  }
+}
+
+TEST_F(Extension, AShareOfOneRatioIsFoundForAPassOfOnesOwn) {
+  const auto layers =
+      expect_equal("  - magnitude: {pattern: unstructured, ratio: 0.5, allocation: global, resolve: 0, fit: false}\n",
+                   "  - test_drop: {}\n");
+  EXPECT_EQ(layers[0].at(0).at("zeros"), layers[1].at(0).at("zeros"));
+}
+
+TEST_F(Extension, FilesOfAPassOfOnesOwnAreFoundAndKeptPrivate) {
+  write_text(folder_ / "notes.txt", "notes");
+  Recipe recipe = parse_recipe("passes:\n  - test_drop: {notes: notes.txt}\n", folder_ / "r.yaml");
+  find_files(recipe);
+  const std::vector<fs::path> inputs = all_inputs(recipe, "model");
+  EXPECT_NE(std::find(inputs.begin(), inputs.end(), folder_ / "notes.txt"), inputs.end());
+}
+
+TEST_F(Extension, APassOfOnesOwnTrainsBlocks) {
+  const std::string rounding = "  - rtn: {bits: 4, group_size: -1}\n";
+  const auto layers =
+      expect_equal(rounding + "  - reconstruct: {epochs: 1, patience: 0}\n", rounding + "  - test_rebuild: {}\n");
+  EXPECT_GT(layers[1].at(0).at("reconstruction").get<double>(), 0.0);
+  EXPECT_EQ(layers[1].at(0).at("method"), "rtn");
+  expect_refused("  - test_rebuild: {}\n", {"r.yaml:3", "put test_rebuild after the pass that rounds"});
+  expect_refused("  - fp8: {}\n  - test_rebuild: {}\n", {"r.yaml:4", "the weights that fp8 makes cannot be trained"});
+}
+
+TEST_F(Extension, APassOfOnesOwnTrainsTheModel) {
+  const std::string ids = (family("llama_gqa_untied") / "ids.npy").string(),
+                    rounding = "  - rtn: {bits: 8, group_size: -1}\n";
+  const auto layers = expect_equal(
+      rounding +
+          "  - distill: {loss: hard_label, total_tokens: 256, batch: 1, validation_windows: 1, validations: 1, " +
+          "text: " + ids + "}\n",
+      rounding + "  - test_train: {lessons: " + ids + "}\n");
+  EXPECT_EQ(layers[1].at(0).at("method"), "test_train");
+  const std::vector<Recipe> phases = phases_of(parse_recipe(
+      "passes:\n  - magnitude: {}\n  - test_train: {lessons: t}\n  - test_train: {lessons: u}\n", "r.yaml"));
+  ASSERT_EQ(phases.size(), 3u);
+  EXPECT_EQ(training_of(phases[0]), nullptr);
+  EXPECT_EQ(training_of(phases[2])->text, (std::vector<std::string>{"u"}));
+  expect_refused("  - test_float: {}\n  - test_train: {lessons: t}\n",
+                 {"r.yaml:4", "codes of test_float cannot be trained: put test_train before it"});
 }
 
 }  // namespace

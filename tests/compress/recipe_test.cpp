@@ -444,6 +444,13 @@ INSTANTIATE_TEST_SUITE_P(
                   "r.yaml:3:", "from 0 to 1"},
         BadRecipe{"NegativeAlpha", "calibration: {text: t}\npasses:\n  - smoothquant: {alpha: -0.5}\n",
                   "r.yaml:3:", "from 0 to 1"},
+        BadRecipe{"AwqBeforeInputsAloneAndATraining",
+                  "calibration: {text: t}\npasses:\n  - awq: {}\n  - activations: int8\n  - distill: {text: t}\n",
+                  "r.yaml:3:", "awq prepares weights for rtn or gptq"},
+        BadRecipe{"AwqOfATensorBeforeATraining",
+                  "calibration: {text: t}\npasses:\n  - awq: {}\n  - rtn: {bits: 8, group_size: -1, per_tensor: true}"
+                  "\n  - distill: {text: t}\n",
+                  "r.yaml:3:", "awq searches scales of rows or groups"},
         BadRecipe{"SmoothQuantBeforeFp8", "calibration: {text: t}\npasses:\n  - smoothquant: {}\n  - fp8: {}\n",
                   "r.yaml:3:", "rtn or gptq"},
         BadRecipe{"PerTensorGroups", "passes:\n  - rtn: {bits: 8, per_tensor: true}\n", "r.yaml:2:", "group_size: -1"},

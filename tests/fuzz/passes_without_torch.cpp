@@ -1,6 +1,8 @@
 // The table of passes for the recipe's fuzzer. It reads options and applies nothing, so it does not need LibTorch.
+#include "compress/recipe/distill_pass.h"
 #include "compress/recipe/pass_options.h"
 #include "compress/recipe/prune_options.h"
+#include "compress/recipe/reconstruct_pass.h"
 
 namespace pare {
 namespace {
@@ -22,7 +24,9 @@ std::span<const PassRow* const> pass_rows() {
                                              row<LlmInt8Pass>("llm_int8"),
                                              row<ActivationsPass>("activations"),
                                              row<AwqPass>("awq"),
-                                             row<SmoothQuantPass>("smoothquant")};
+                                             row<SmoothQuantPass>("smoothquant"),
+                                             row<ReconstructPass>("reconstruct"),
+                                             row<DistillPass>("distill")};
   static const std::vector<const PassRow*> pointers = [] {
     std::vector<const PassRow*> all;
     for (const PassRow& item : kRows) all.push_back(&item);

@@ -212,13 +212,14 @@ TEST(ReconstructRecipe, EveryOptionIsReadAndInTheFingerprint) {
   EXPECT_FALSE(options.train.scales);
   EXPECT_EQ(options.precision, TrainingPrecision::bfloat16);
 
-  const std::shared_ptr<PassOptions> defaults = reconstruct_row().make_options();
-  const std::string before = describe(Step{0, &reconstruct_row(), defaults});
+  const PassRow* const row = find_pass("reconstruct");
+  const std::shared_ptr<PassOptions> defaults = row->make_options();
+  const std::string before = describe(Step{0, row, defaults});
   for (const NamedField& field : field_values(*defaults)) {
     const std::shared_ptr<PassOptions> other = copy_of(*defaults);
     const std::vector<NamedField> given = {changed(field)};
     assign_fields(std::span<const NamedField>(given), *other);
-    EXPECT_NE(describe(Step{0, &reconstruct_row(), other}), before) << field.name;
+    EXPECT_NE(describe(Step{0, row, other}), before) << field.name;
   }
 }
 
