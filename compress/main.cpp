@@ -61,7 +61,7 @@ void run_recipe(const pare::Arguments& arguments, pare::Console& console) {
   pare::RunOptions options = run_options(arguments);
   if (arguments.given("out")) options.output = arguments.text("out");
   options.fresh = arguments.flag("fresh");
-  options.on_gpu = arguments.text("device") == "cuda";
+  options.on_gpu = pare::device_of(arguments) == pare::ComputeDevice::cuda;
   keep_as_private_as_inputs(recipe, options, options.output.empty() ? recipe.output : options.output);
   console.set_result(result_of(options.dry_run, console,
                                [&](pare::Progress& progress) { return pare::run(recipe, options, progress); }));
@@ -269,15 +269,11 @@ pare::Command run_command() {
        .value_name = "DIR",
        .help = "where the result goes, instead of the recipe's place; must not exist"}};
   for (pare::OptionSpec& option : resource_options()) options.push_back(std::move(option));
-  options.push_back({.name = "device",
-                     .kind = OptionKind::text,
-                     .value_name = "NAME",
-                     .default_value = "cpu",
-                     .help =
-                         "device that trains ('distill') and evaluates; all else works on the CPU. Training on cuda "
-                         "needs a LibTorch built for it. Evaluating on it needs this program built with "
-                         "-DPARE_CUDA=ON; else the CPU evaluates. The two devices have different rounding errors",
-                     .choices = {"cpu", "cuda"}});
+  options.push_back(pare::device_option(
+      "device that trains ('distill') and evaluates; all else works on the CPU. Training on cuda needs a LibTorch "
+      "built "
+      "for it. Evaluating on it needs this program built with -DPARE_CUDA=ON; else the CPU evaluates. The two devices "
+      "have different rounding errors"));
   options.push_back({.name = "dry-run",
                      .help =
                          "print which engines will load the result and what memory, disk and time the run will take, "

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "compress/recipe/pass_options.h"
 #include "compress/reconstruct/reconstruct_block.h"
 #include "compress/survey/leave_one_out.h"
 #include "compress/walk/encoder_walk.h"
@@ -22,13 +23,10 @@ namespace {
 constexpr double kForwardEfficiency = 0.75;     // products of [T, D], norms, softmax
 constexpr double kReconstructEfficiency = 0.5;  // float32; a block's graph, one thread per window
 constexpr double kStatisticsEfficiency = 0.85;  // tiles of H
-constexpr double kPredictOpsPerWeight = 500.0;  // for a budget's candidates: a search of scales
 constexpr double kTableOpsPerWeight = 1500.0;   // conversion, rounding, packing, checksums: bound by memory
-constexpr double kFactorOpsPerCube = 6.0;       // float64 Cholesky, inverse, check: per I^3
 constexpr double kFitOpsPerWeight = 16.0;       // per column of H: five float64 products, three for o and down
 constexpr double kEvaluationEfficiency = 0.6;   // for pare's own kernels
 constexpr double kTruncateOpsPerLogit = 150.0;  // in each sum over a vocabulary: exponentials and reads
-constexpr double kDecodeBytesPerSecond = 1e10;  // reading weights while tokens are drawn one after the other
 constexpr double kBytesPerSecond = 1e9;         // hashing and writing files
 constexpr double kWeightBytesPerSecond = 1e10;  // reading weights from memory while tokens are decoded one by one
 
@@ -133,10 +131,6 @@ Sizes measure_sizes(const RunPlan& plan, const Checkpoint& checkpoint, std::opti
   return sizes;
 }
 
-double cubed(int64_t n) {
-  return static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
-}
-
 // Return the memory of a stage of the walk with the original's states. fit_sums_bytes is that of its sums: H and the
 // sums of both kinds of windows. fit_bytes is what its layers' steps add to H and the working copies: the factor and
 // the space that it is made in.
@@ -216,10 +210,10 @@ Operations count_operations(const RunPlan& plan, const ModelDescription& model, 
         operations.statistics +=
             2.0 * stage_rows * static_cast<double>((bounds[i + 1] - bounds[i]) * (width - bounds[i]));
       }
-      operations.compress += cubed(width) * kFactorOpsPerCube;
+      operations.compress += factor_operations(width);
       if (need < StatisticsNeed::original) continue;
       operations.statistics += 2.0 * num_rows * static_cast<double>(model.hidden_size * width);
-      operations.compress += cubed(width) * kFactorOpsPerCube;
+      operations.compress += factor_operations(width);
     }
   }
   return operations;
@@ -385,7 +379,7 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
   if (workload.survey) {
     const SurveyExtent& survey = *workload.survey;
     const double measuring = LeaveOneOut::num_operations(model, survey.extent);
-    const double predicting = static_cast<double>(sizes.block_weights * survey.num_candidates) * kPredictOpsPerWeight;
+    const double predicting = static_cast<double>(sizes.block_weights * survey.num_candidates) * kSearchOpsPerWeight;
     prediction.stages.push_back(
         {"survey",
          (operations.forward / kForwardEfficiency + operations.statistics / kStatisticsEfficiency +
@@ -442,7 +436,7 @@ Prediction predict_encoder(const RunPlan& plan, const Checkpoint& checkpoint, co
         bytes += width * width * kFactorElementBytes;
         if (layer.index == 0) {
           operations.statistics += num_tokens * static_cast<double>(width * width);  // the upper triangle
-          operations.compress += cubed(width) * kFactorOpsPerCube;
+          operations.compress += factor_operations(width);
         }
       }
       work_bytes = std::max(work_bytes, bytes);
@@ -551,7 +545,7 @@ Prediction predict_recording(const Checkpoint& checkpoint, const RecordingExtent
   const double token_operations = 2.0 * static_cast<double>(num_weights) / kEvaluationEfficiency;
   if (extent.num_sampled_tokens > 0) {  // one token of each lane reads all weights once
     const double token_bytes = static_cast<double>(sizes.source_bytes) / static_cast<double>(extent.num_lanes);
-    const double token_seconds = token_bytes / kDecodeBytesPerSecond + token_operations / matmul_rate;
+    const double token_seconds = token_bytes / kWeightBytesPerSecond + token_operations / matmul_rate;
     prediction.stages.push_back({"sample", static_cast<double>(extent.num_sampled_tokens) * token_seconds,
                                  memory + extent.num_lanes * lane_bytes});
   }

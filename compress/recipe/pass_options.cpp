@@ -11,16 +11,11 @@ namespace pare {
 namespace {
 
 // Costs in units of the matrix product's rate, measured (tests/compress: Pipeline.DryRun*).
-constexpr double kSearchOpsPerWeight = 500.0;  // 25 shrink factors, about 20 operations each
 constexpr double kRoundOpsPerWeight = 8.0;     // per column of H that the rounding error goes to
 constexpr double kRefineOpsPerWeight = 11.0;   // per column of H and sweep
 constexpr double kJudgeOpsPerWeight = 4000.0;  // of AWQ's candidates, beside the product with H: search, rounding, sums
 constexpr double kSmoothOpsPerWeight = 200.0;  // of SmoothQuant's candidates, beside the product with the sampled rows
-constexpr double kFactorOpsPerCube = 6.0;      // float64 Cholesky, inverse, check: per I^3
-
-double cubed(int64_t n) {
-  return static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
-}
+constexpr double kFactorOpsPerCube = 6.0;      // per I^3
 
 // Returns a pattern of the layers that have this name in any block: "model.layers.*.mlp.down_proj".
 std::string pattern_of_all_blocks(const std::string& layer) {
@@ -89,6 +84,11 @@ void PassCheck::check_fit(FitOptions& options) const {
          "how far a layer is from the original depends on what was compressed before it, and a statistics file is "
          "made of the uncompressed model: calibrate on a text, or leave 'fit' out");
   }
+}
+
+double factor_operations(int64_t width) {
+  const auto num_columns = static_cast<double>(width);
+  return num_columns * num_columns * num_columns * kFactorOpsPerCube;
 }
 
 double StageExtent::num_weights() const {
@@ -444,7 +444,7 @@ double AwqPass::operations(const StageExtent& stage) const {
   const double per_weight = kJudgeOpsPerWeight + (loops ? 0.0 : static_cast<double>(stage.width));
   // The loop's factor is made twice: of H for the judge, and of the scaled H.
   return static_cast<double>(num_rows) * static_cast<double>(stage.width) * per_weight +
-         (loops ? cubed(stage.width) * kFactorOpsPerCube : 0.0);
+         (loops ? factor_operations(stage.width) : 0.0);
 }
 
 void SmoothQuantPass::check(const PassCheck& check) {

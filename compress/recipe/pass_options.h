@@ -10,6 +10,12 @@
 
 namespace pare {
 
+// Costs in units of the matrix product's rate, which the prediction of a run counts beside those of the passes: a
+// weight's search of a scale (25 shrink factors, about 20 operations each), and the factor of H, [I, I] (Cholesky,
+// inverse and check in float64).
+inline constexpr double kSearchOpsPerWeight = 500.0;
+double factor_operations(int64_t width);
+
 // Clones and kinds are alike for all: Options names the class itself.
 template <typename Options, PassKind Kind>
 class OptionsOf : public PassOptions {

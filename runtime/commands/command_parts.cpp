@@ -64,13 +64,16 @@ std::vector<OptionSpec> compute_options() {
            .choices = std::move(isas)}};
 }
 
-OptionSpec device_option() {
+OptionSpec device_option(const std::string& help) {
   return {.name = "device",
           .kind = OptionKind::text,
           .value_name = "NAME",
           .default_value = "cpu",
-          .help = "device that computes; cuda is the first GPU, only in programs built with -DPARE_CUDA=ON",
+          .help = help,
           .choices = {"cpu", "cuda"}};
+}
+ComputeDevice device_of(const Arguments& arguments) {
+  return arguments.text("device") == "cuda" ? ComputeDevice::cuda : ComputeDevice::cpu;
 }
 
 OptionSpec kv_bits_option() {
@@ -122,7 +125,7 @@ void check_files_of(const std::filesystem::path& directory, const std::string& i
 }
 
 ModelLoader::ModelLoader(const Arguments& arguments)
-    : options_{.device = arguments.text("device") == "cuda" ? ComputeDevice::cuda : ComputeDevice::cpu,
+    : options_{.device = device_of(arguments),
                .isa = arguments.given("isa") ? parse_isa(arguments.text("isa")) : detect_isa(),
                .num_threads =
                    arguments.given("threads") ? static_cast<int>(arguments.integer("threads")) : omp_get_max_threads()},

@@ -38,7 +38,10 @@ inline constexpr const char* kDefaultThreads =
 // Returns --threads and --isa, for every command that computes.
 std::vector<OptionSpec> compute_options();
 
-OptionSpec device_option();
+// Returns --device, and the device that a command line names.
+OptionSpec device_option(const std::string& help =
+                             "device that computes; cuda is the first GPU, only in programs built with -DPARE_CUDA=ON");
+ComputeDevice device_of(const Arguments& arguments);
 
 // --kv-bits and --attention-bits, and a function that applies them to a model.
 OptionSpec kv_bits_option();

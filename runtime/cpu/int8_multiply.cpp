@@ -17,6 +17,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "runtime/cpu/divide_up.h"
 #include "runtime/cpu/kernels/int8_kernels.h"
 #include "runtime/system/aligned_memory.h"
 #include "runtime/system/first_exception.h"
@@ -37,12 +38,6 @@ constexpr int64_t kChunksPerThread = 2;
 constexpr int64_t kMinStreamedBytes = int64_t{2} << 20;
 constexpr int64_t kBytesPerK = 16;  // one position of a panel in signed bytes
 
-int64_t divide_up(int64_t value, int64_t divisor) {
-  return (value + divisor - 1) / divisor;
-}
-int64_t round_up(int64_t value, int64_t multiple) {
-  return divide_up(value, multiple) * multiple;
-}
 int64_t scale_line_bytes(ScaleFormat format) {
   return (format == ScaleFormat::f32 ? 4 : 2) * kPanel;
 }

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "runtime/cpu/divide_up.h"
 #include "runtime/cpu/rounding.h"
 
 namespace pare {
@@ -65,7 +66,7 @@ QuantizedWeight stacked(std::span<const LinearWeights> alike) {
 // Copies [O, J] into [panels, J, 16].
 AlignedBytes panels_of_columns(std::span<const float> values_OJ, int64_t num_columns) {
   const int64_t num_out = static_cast<int64_t>(values_OJ.size()) / num_columns;
-  AlignedBytes panels = allocate_aligned((num_out + kPanel - 1) / kPanel * num_columns * kPanel * 4);
+  AlignedBytes panels = allocate_aligned(round_up(num_out, kPanel) * num_columns * 4);
   auto* const floats = reinterpret_cast<float*>(panels.get());
   for (int64_t out = 0; out < num_out; ++out) {
     for (int64_t j = 0; j < num_columns; ++j) {

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "runtime/cpu/divide_up.h"
 #include "runtime/system/first_exception.h"
 
 namespace pare {
@@ -28,13 +29,6 @@ constexpr int64_t kMinThreadProducts = int64_t{1} << 19;
 // Decode hands out this many runs of panels per thread, as threads become free. A thread that the system takes away
 // then delays one run, not half the product.
 constexpr int64_t kChunksPerThread = 2;
-
-int64_t divide_up(int64_t value, int64_t divisor) {
-  return (value + divisor - 1) / divisor;
-}
-int64_t round_up(int64_t value, int64_t multiple) {
-  return divide_up(value, multiple) * multiple;
-}
 
 WeightFormat dense_format(DType dtype, const std::string& name) {
   switch (dtype) {

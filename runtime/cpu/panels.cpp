@@ -5,14 +5,11 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "runtime/cpu/divide_up.h"
 #include "runtime/system/first_exception.h"
 
 namespace pare {
 namespace {
-
-int64_t divide_up(int64_t value, int64_t divisor) {
-  return (value + divisor - 1) / divisor;
-}
 
 WeightFormat format_of(const QuantizedWeight& weight) {
   if (weight.code_type == CodeType::fp8) return WeightFormat::fp8;
@@ -51,7 +48,7 @@ void lay_out_columns(const QuantizedWeight& weight, QuantizedPanels& panels) {
   size_t longest = 0;
   for (const auto& columns : columns_of_group) longest = std::max(longest, columns.size());
   const int64_t unit_k = unit_shape(panels.format).num_k;
-  panels.group_len = divide_up(static_cast<int64_t>(longest), unit_k) * unit_k;
+  panels.group_len = round_up(static_cast<int64_t>(longest), unit_k);
   panels.num_k = panels.group_len * panels.num_groups;
   panels.column_of_k.assign(static_cast<size_t>(panels.num_k), -1);
   for (int64_t group = 0; group < panels.num_groups; ++group) {

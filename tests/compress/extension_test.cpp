@@ -2,8 +2,11 @@
 // row_container.h and one row in the table of containers. Recipes name both, and everything else follows.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
