@@ -1,6 +1,6 @@
 // The containers: the file layouts of quantized checkpoints. One class holds all that is known of one container, and
-// one table (container_format.cpp) lists them, so that a new container is one file and one row. Nothing outside of
-// runtime/format tells containers apart.
+// one table (container_format.cpp) lists them, so that a new container is one file and one row. Outside of
+// runtime/format only passes that choose a layout of their own, and the checks of that, name a container.
 #pragma once
 
 #include <cstdint>
