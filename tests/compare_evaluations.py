@@ -55,9 +55,9 @@ def runtime():
         command(f"generate {STORIES} --prompt 'Once upon a time' --max-tokens 60", "greedy.txt"),
         command(f"generate {STORIES} --prompt Lily --max-tokens 60 --temperature 0.9 --top-k 40 --top-p 0.95 --seed 5 "
                 "--kv-bits 8", "drawn.txt"),
-        command(f"generate {STORIES} --prompt Lily --max-tokens 20 --attention-bits 8 --json", "eval-rounded.json"),
+        command(f"generate {STORIES} --prompt Lily --max-tokens 20 --attention-bits 8 --json", "generated.json"),
         command(f"tokenize {STORIES} --text {STORIES_FILE}", "ids.txt"),
-        command(f"tokenize {STORIES} --text {STORIES_FILE} --no-special-tokens --json", "ids.json"),
+        command(f"tokenize {STORIES} --text {STORIES_FILE} --no-special-tokens --json", "said-ids.json"),
         command(f"tokenize {STORIES} --text calibration_data/c4.jsonl --windows windows.npy --tokens 100", "wrote.txt"),
         command(f"inspect {STORIES} --json", "inspect.json"),
         command(f"inspect {STORIES}", "inspect.txt"),

@@ -29,7 +29,8 @@ IGNORED = {
     "progress/[0-9]*.json": ["content.layers[[]*].seconds", "sha256"],
     "report.json": [*REPORTED, "sha256"],
     "eval*.json": MEASURED,
-    "said*.json": REPORTED,  # by run, record and calibrate with --json
+    "generated.json": ["prefill_tokens_per_second", "decode_tokens_per_second", "peak_memory_bytes"],
+    "said*.json": REPORTED,  # by run, record, calibrate and tokenize with --json
 }
 # Of what commands print for people, in files lines*.txt: lines, and ends of lines, that say how long it took and how
 # much memory the process had.

@@ -169,7 +169,7 @@ def codes():
     coded = "rtn: {bits: 3, group_size: 32, symmetric: false}"
     for name, options in (
         ("scales", "train: {weights: false, vectors: false}, scale_learning_rate: 3.0e-3"),
-        ("offsets", "train: {scales: false, vectors: false}, offset_learning_rate: 0.05"),
+        ("offsets", "train: {scales: false, vectors: false}, offset_learning_rate: 0.05, select: last"),
         ("vectors", "train: {scales: false, weights: false}"),
         ("embedding", "train: {embedding: true}"),
         ("embedding-alone", "train: {embedding: true, weights: false, scales: false, vectors: false}"),
@@ -194,8 +194,9 @@ def codes():
          '{"*.down_proj": {bits: 8, group_size: -1}, "*.o_proj": {activations: int8}}}', ""),
     ):
         ids = WIDE_IDS.replace("samples: 6", "samples: 2") if calibration and model == WIDE else calibration
+        last = ", select: last" if name == "w32a8" else ""  # no validation of it is better than the start
         yield run(f"distill-codes-{name}", model, ids, first,
-                  distill(IN_FLOAT32, FOUR_STEPS.replace("small", "wide").replace("1024", "2048").replace(
+                  distill(IN_FLOAT32 + last, FOUR_STEPS.replace("small", "wide").replace("1024", "2048").replace(
                       "windows: 4", "windows: 2") if model == WIDE else FOUR_STEPS), more=more)
 
 
