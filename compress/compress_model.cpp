@@ -112,8 +112,7 @@ void take_survey(Artifact& artifact, Phase& phase) {
 // The plan gets the bits that the budget pays for.
 void spend_budget(Phase& phase) {
   if (!phase.recipe.budget) return;
-  phase.choice = choose_bits(*phase.survey, phase.plan, phase.checkpoint,
-                             budget_bytes(*phase.recipe.budget, phase.plan, phase.checkpoint));
+  phase.choice = choose_bits(*phase.survey, phase.plan, phase.checkpoint);
   apply_choice(*phase.choice, phase.plan);
   for (const std::string& line : to_lines(*phase.choice, phase.progress.num_result_columns()))
     phase.progress.result(line);
@@ -274,6 +273,9 @@ void prepare(const PhaseInput& input, const RunOptions& options, Phase& phase) {
   phase.data.events.insert(phase.data.events.end(), input.events.begin(), input.events.end());
   if (!is_stand_in) note_left_out_files(phase);
   announce_events(phase);
+  if (phase.recipe.budget) {
+    phase.plan.budget_bytes = budget_bytes(*phase.recipe.budget, phase.plan, phase.checkpoint);
+  }
   phase.prediction = phase.kind->predict(phase.recipe, phase.plan, phase.data, run_limits(options, phase.num_threads));
   for (const std::string& line : to_lines(phase.prediction)) phase.progress.print(line);
 }
@@ -296,8 +298,8 @@ std::string compress_model(const PhaseInput& input, const RunOptions& options, P
   if (options.dry_run) return to_json(phase.prediction);
   check_inputs(calibration_identity(phase.recipe, phase.data), phase);
   if (phase.recipe.budget) {
-    phase.fingerprint["budget"] = std::to_string(budget_bytes(*phase.recipe.budget, phase.plan, phase.checkpoint)) +
-                                  " bytes, " + survey_identity(phase.recipe, phase.data);
+    phase.fingerprint["budget"] =
+        std::to_string(phase.plan.budget_bytes.value()) + " bytes, " + survey_identity(phase.recipe, phase.data);
   }
   if (phase.plan.reconstructs()) name_products(at::toString(reconstruction_type(phase)), phase);
   if (takes_what_is_made(input, phase, options.fresh)) return {};

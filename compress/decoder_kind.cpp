@@ -61,7 +61,7 @@ class DecoderKind : public ModelKind {
     }
     if (recipe.budget) {  // the loss that the survey predicted is measured
       workload.evaluations.push_back({workload.survey->extent.num_windows, workload.survey->extent.num_tokens, true});
-      workload.linear_bytes = budget_bytes(*recipe.budget, plan, checkpoint_);
+      workload.linear_bytes = plan.budget_bytes;
     }
     return pare::predict(plan, checkpoint_, workload, limits.held_bytes, limits.max_memory_bytes, limits.matmul_rate);
   }

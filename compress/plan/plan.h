@@ -52,6 +52,8 @@ struct RunPlan {
   bool takes_all_statistics = false;     // the statistics of every stage, whatever its layers need
   std::vector<std::string> unquantized;  // linears that the artifact's config lists as left alone
   std::vector<std::string> events = {};  // requests of the recipe that have no effect, as sentences
+  // The bytes that the recipe's budget leaves for the blocks' linears (compress/survey/budget.h), where it has one.
+  std::optional<int64_t> budget_bytes = {};
 
   StatisticsNeed need(int64_t block, Stage stage) const;
   int64_t num_layers() const;  // layers in blocks that are compressed

@@ -194,7 +194,7 @@ int64_t budget_bytes(const BudgetRecipe& budget, const RunPlan& plan, const Chec
                               (budget.size_bytes && plan.tables.empty() ? ", or add 'head: {bits: 8}'" : ""));
 }
 
-BitChoice choose_bits(const Survey& survey, const RunPlan& plan, const Checkpoint& checkpoint, int64_t budget_bytes) {
+BitChoice choose_bits(const Survey& survey, const RunPlan& plan, const Checkpoint& checkpoint) {
   check_is_of_plan(survey, plan, checkpoint);
   const LinearSizes sizes = linear_sizes(plan, checkpoint);
   const std::vector<Sensitivity> measured = sensitivities(survey);
@@ -209,10 +209,10 @@ BitChoice choose_bits(const Survey& survey, const RunPlan& plan, const Checkpoin
                                   candidate.error * measured[g].loss_per_error});
     }
   }
-  const BudgetPlan solved = plan_bits(groups, budget_bytes - sizes.left_alone_bytes);
+  const BudgetPlan solved = plan_bits(groups, plan.budget_bytes.value() - sizes.left_alone_bytes);
 
   BitChoice choice;
-  choice.budget_bytes = budget_bytes;
+  choice.budget_bytes = *plan.budget_bytes;
   choice.size_bytes = sizes.left_alone_bytes;
   choice.num_weights = sizes.num_weights;
   choice.loss = solved.loss;

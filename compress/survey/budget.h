@@ -44,12 +44,12 @@ struct BitChoice {
 // std::invalid_argument when the smallest allowed choice takes more (the message says how much).
 int64_t budget_bytes(const BudgetRecipe& budget, const RunPlan& plan, const Checkpoint& checkpoint);
 
-// Chooses the bits of each group. The error of its candidates is multiplied by the group's measured KL per error. That
-// KL is the increase of the loss on text drawn from the model itself. On given text the increase is the same on
-// average, and much noisier.
+// Chooses the bits of each group within plan.budget_bytes. The error of its candidates is multiplied by the group's
+// measured KL per error. That KL is the increase of the loss on text drawn from the model itself. On given text the
+// increase is the same on average, and much noisier.
 // Throws what plan_bits and loss_sensitivities throw. Throws std::runtime_error for a survey of other layers, or of
 // other ways to store them, than the plan's (the message says which).
-BitChoice choose_bits(const Survey& survey, const RunPlan& plan, const Checkpoint& checkpoint, int64_t budget_bytes);
+BitChoice choose_bits(const Survey& survey, const RunPlan& plan, const Checkpoint& checkpoint);
 
 // Gives every surveyed layer its bits and group.
 void apply_choice(const BitChoice& choice, RunPlan& plan);
