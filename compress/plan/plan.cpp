@@ -40,8 +40,8 @@ bool takes_scaling(const PassRecipe& scaling, size_t pass, const std::vector<Lay
                       [&](const LayerPlan& layer) { return layer.stage == stage && layer.scheme.per_tensor; });
 }
 
-// Refuses a mask that a rounding chooses (gptq's `prune`) after the search of scales. The search would weigh weights that are pruned
-// later.
+// Refuses a mask that a rounding chooses (gptq's `prune`) after the search of scales. The search would weigh weights
+// that are pruned later.
 void check_mask_is_known(const PassRecipe& scaling, Stage stage, const std::vector<LayerPlan>& layers) {
   for (const LayerPlan& layer : layers) {
     if (layer.stage != stage) continue;

@@ -50,8 +50,9 @@ LayerOverride read_override(const std::string& pattern, const Value& value, cons
 // The passes that train the model cut a recipe's passes into groups.
 enum class Group { same, earlier };
 
-// No pass of the kinds `after` may come after one of the kind `before`, in the same group or in an earlier one. `applies`
-// says for which pairs this holds; null: for all. In the message {before} and {after} stand for the keys of the two.
+// No pass of the kinds `after` may come after one of the kind `before`, in the same group or in an earlier one.
+// `applies` says for which pairs this holds; null: for all. In the message {before} and {after} stand for the keys of
+// the two.
 struct OrderRule {
   PassKind before;
   Group group;

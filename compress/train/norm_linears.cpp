@@ -55,6 +55,8 @@ struct NormLinears : torch::autograd::Function<NormLinears> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &gain_D = saved[1];
     const double epsilon = context->saved_data["epsilon"].toDouble();
+    // The graph keeps numbers and tensors alone.
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
     const auto* const format = reinterpret_cast<const InputFormat*>(context->saved_data["format"].toInt());
     const std::vector<int64_t> linears_with_bias = context->saved_data["linears_with_bias"].toIntVector();
     const auto type = static_cast<at::ScalarType>(context->saved_data["type"].toInt());

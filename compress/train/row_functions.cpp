@@ -310,6 +310,8 @@ struct GatedLinear : torch::autograd::Function<GatedLinear> {
     const at::Tensor& up = saved[1];
     const at::Tensor& weight_OF = saved[2];
     const auto activation = static_cast<Activation>(context->saved_data["activation"].toInt());
+    // The graph keeps numbers and tensors alone.
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
     const auto* const format = reinterpret_cast<const InputFormat*>(context->saved_data["format"].toInt());
     const at::Tensor dy_RO = gradients[0].reshape({-1, weight_OF.size(0)});
     at::Tensor dgate, dup, dweight_OF, dbias_O;

@@ -1,5 +1,5 @@
 // The operations that a decoder or an encoder needs. reference.cpp implements them as plain loops (the oracle of every
-// kernel), cpu/ for each set of instructions, and cuda/ on GPUs. A layer makes about ten virtual calls, none per element.
+// kernel), cpu/ for each set of instructions, cuda/ on GPUs. A layer makes about ten virtual calls, none per element.
 // Activations are float32 unless a linear states another format of its input. Weights keep their stored precision
 // ("exact": evaluation gives the number that another library gives on the same file).
 //
