@@ -271,9 +271,8 @@ pare::Command run_command() {
   for (pare::OptionSpec& option : resource_options()) options.push_back(std::move(option));
   options.push_back(pare::device_option(
       "device that trains ('distill') and evaluates; all else works on the CPU. Training on cuda needs a LibTorch "
-      "built "
-      "for it. Evaluating on it needs this program built with -DPARE_CUDA=ON; else the CPU evaluates. The two devices "
-      "have different rounding errors"));
+      "built for it. Evaluating on it needs this program built with -DPARE_CUDA=ON; else the CPU evaluates. The two "
+      "devices have different rounding errors"));
   options.push_back({.name = "dry-run",
                      .help =
                          "print which engines will load the result and what memory, disk and time the run will take, "

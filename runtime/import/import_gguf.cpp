@@ -146,10 +146,8 @@ std::string GgufModel::config() const {
   config["tie_word_embeddings"] = tied();
   set(family_.activation_key, family_.default_activation, config);
   describe_attention(config);
-  if (!family_.feed_forward_bias_key.empty()) {
-    set(family_.attention_bias_key, file_->tensors().contains("blk.0.attn_q.bias"), config);
-    set(family_.feed_forward_bias_key, false, config);
-  }
+  set(family_.attention_bias_key, file_->tensors().contains("blk.0.attn_q.bias"), config);
+  set(family_.feed_forward_bias_key, false, config);
   describe_rope(config);
   for (const char* which : {"bos", "eos"}) {
     if (const auto id = token(which)) config[std::string(which) + "_token_id"] = *id;

@@ -98,6 +98,34 @@ TEST(Import, KeepsTheCapOfLogits) {
   EXPECT_EQ(Checkpoint::open(folder.path() / "model").description().logit_softcap, 30.5f);
 }
 
+// A family that may have biases keeps those that the file has.
+TEST(Import, KeepsBiasesOfAttention) {
+  GgufDraft draft = small_gguf();
+  constexpr std::string_view kLlama = "llama.";
+  for (auto& [key, value] : draft.metadata) {
+    if (key.starts_with(kLlama)) key.replace(0, kLlama.size(), "qwen3.");
+  }
+  draft.set_text("general.architecture", "qwen3");
+  for (const char* norm : {"attn_q_norm", "attn_k_norm"}) draft.add("blk.0." + std::string(norm) + ".weight", {4});
+  const auto imported_bias = [&](const std::string& name) {
+    TemporaryFolder folder;
+    write_file_atomically(folder.path() / "model.gguf", draft.file());
+    import_model(folder.path() / "model.gguf", folder.path() / "model", {});
+    const Checkpoint checkpoint = Checkpoint::open(folder.path() / "model");
+    const BlockDescription& block = checkpoint.description().blocks.front();
+    EXPECT_EQ(checkpoint.description().family, "qwen3");
+    return checkpoint.linear(name == "q" ? block.q : block.o).bias_O;
+  };
+  EXPECT_TRUE(imported_bias("q").empty());
+  const std::vector<float> bias = {1, -2, 3, -4, 5, -6, 7, -8};
+  for (const char* name : {"attn_q", "attn_k", "attn_v", "attn_output"}) {
+    draft.add("blk.0." + std::string(name) + ".bias", {8});
+    std::memcpy(draft.tensors.back().data.data(), bias.data(), bias.size() * sizeof(float));
+  }
+  EXPECT_EQ(imported_bias("q"), bias);
+  EXPECT_EQ(imported_bias("o"), bias);
+}
+
 TEST(Import, RoundsToTheNamedType) {
   TemporaryFolder folder;
   import_model(kGolden + "gguf/qwen2_biases_tied.gguf", folder.path() / "model", {});
