@@ -226,8 +226,9 @@ void GgufModel::describe_attention(Json& config) const {
   const bool divides_by_width = num_blocks_ == family_.gguf_blocks_divided_by_width;
   set(family_.score_divisor_key, divides_by_width ? hidden_size_ / num_heads_ : head_size_, config);
   set(family_.null_softcap_key, nullptr, config);
-  const std::string cap = key("final_logit_softcapping");
-  set(family_.logit_softcap_key, file_->has(cap) ? Json(shortest(file_->number(cap))) : Json(), config);
+  const std::string cap_key = key("final_logit_softcapping");
+  const double cap = file_->has(cap_key) ? file_->number(cap_key) : 0.0;  // 0: none
+  set(family_.logit_softcap_key, cap != 0.0 ? Json(shortest(cap)) : Json(), config);
   if (!slides) return;
   Json types = Json::array();
   for (int64_t i = 1; i <= num_blocks_; ++i) {

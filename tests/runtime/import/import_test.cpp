@@ -78,24 +78,27 @@ INSTANTIATE_TEST_SUITE_P(Families, ImportFamily,
 
 // GGUF files hold a model's final_logit_softcapping under that name.
 TEST(Import, KeepsTheCapOfLogits) {
-  std::string file = read_text_file(kGolden + "gguf/gemma3_local_global.gguf");
   const auto entry = [](const std::string& key, uint32_t type, const std::string& value) {
     return GgufDraft::string_of(key) + GgufDraft::bytes_of(type) + value;
   };
-  const std::string cap = entry("gemma3.final_logit_softcapping", 6, GgufDraft::bytes_of(30.5f));
-  // Tensors begin at multiples of 32 bytes, so a text makes the added bytes a multiple of it.
-  const size_t num_bytes = cap.size() + entry("note", 8, GgufDraft::string_of("")).size();
-  const std::string note = entry("note", 8, GgufDraft::string_of(std::string(32 - num_bytes % 32, ' ')));
-  constexpr size_t kNumEntriesAt = 16, kHeader = 24;
-  uint64_t num_entries = 0;
-  std::memcpy(&num_entries, file.data() + kNumEntriesAt, sizeof num_entries);
-  file.replace(kNumEntriesAt, sizeof num_entries, GgufDraft::bytes_of(num_entries + 2));
-  file.insert(kHeader, cap + note);
-
-  TemporaryFolder folder;
-  write_file_atomically(folder.path() / "capped.gguf", file);
-  import_model(folder.path() / "capped.gguf", folder.path() / "model", {});
-  EXPECT_EQ(Checkpoint::open(folder.path() / "model").description().logit_softcap, 30.5f);
+  const auto imported_cap = [&](float stored) {
+    std::string file = read_text_file(kGolden + "gguf/gemma3_local_global.gguf");
+    const std::string cap = entry("gemma3.final_logit_softcapping", 6, GgufDraft::bytes_of(stored));
+    // Tensors begin at multiples of 32 bytes, so a text makes the added bytes a multiple of it.
+    const size_t num_bytes = cap.size() + entry("note", 8, GgufDraft::string_of("")).size();
+    const std::string note = entry("note", 8, GgufDraft::string_of(std::string(32 - num_bytes % 32, ' ')));
+    constexpr size_t kNumEntriesAt = 16, kHeader = 24;
+    uint64_t num_entries = 0;
+    std::memcpy(&num_entries, file.data() + kNumEntriesAt, sizeof num_entries);
+    file.replace(kNumEntriesAt, sizeof num_entries, GgufDraft::bytes_of(num_entries + 2));
+    file.insert(kHeader, cap + note);
+    TemporaryFolder folder;
+    write_file_atomically(folder.path() / "capped.gguf", file);
+    import_model(folder.path() / "capped.gguf", folder.path() / "model", {});
+    return Checkpoint::open(folder.path() / "model").description().logit_softcap;
+  };
+  EXPECT_EQ(imported_cap(30.5f), 30.5f);
+  EXPECT_EQ(imported_cap(0.0f), 0.0f);  // none
 }
 
 // A family that may have biases keeps those that the file has.
