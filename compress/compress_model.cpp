@@ -226,7 +226,7 @@ class CompressTask : public BlockTask {
   ModelWalk& walk_;
   const RemainingBlocks& remaining_;
   std::optional<BlockWork> work_;
-  std::optional<FunctionalModel> model_;  // of the blocks that are trained
+  std::optional<DecoderFunctions> model_;  // of the blocks that are trained
 };
 
 // The walk over the blocks: statistics, compression, on with the compressed weights.

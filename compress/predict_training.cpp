@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "compress/train/functional_model.h"
+#include "compress/model/decoder_functions.h"
 #include "compress/train/train_step.h"
 #include "compress/train/training_device.h"
 #include "compress/train/training_state.h"

@@ -32,7 +32,7 @@ struct TrainedView {
 
 class BlockTraining {
  public:
-  BlockTraining(const FunctionalModel& model, int64_t block, const BlockSamples& samples,
+  BlockTraining(const DecoderFunctions& model, int64_t block, const BlockSamples& samples,
                 const ReconstructOptions& options, ParameterViews& views)
       : model_(model), block_(block), samples_(samples), options_(options) {
     for (size_t n = 0; n < samples.is_held_N.size(); ++n) {
@@ -190,7 +190,7 @@ class BlockTraining {
     for (const TrainedView& trained : trained_) values_.insert_or_assign(trained.name, trained.value);
   }
 
-  const FunctionalModel& model_;
+  const DecoderFunctions& model_;
   int64_t block_;
   const BlockSamples& samples_;
   const ReconstructOptions& options_;
@@ -207,7 +207,7 @@ at::Tensor block_loss(const at::Tensor& output_TD, const at::Tensor& target_TD) 
   return output_TD.sub(target_TD).square().sum(-1).div(size_T).mean();
 }
 
-Reconstruction reconstruct_block(const FunctionalModel& model, int64_t block, const BlockSamples& samples,
+Reconstruction reconstruct_block(const DecoderFunctions& model, int64_t block, const BlockSamples& samples,
                                  const ReconstructOptions& options, ParameterViews& views) {
   const at::NoGradGuard no_grad;
   return BlockTraining(model, block, samples, options, views).run();

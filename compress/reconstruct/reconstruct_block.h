@@ -23,8 +23,8 @@
 #include <string>
 #include <vector>
 
+#include "compress/model/decoder_functions.h"
 #include "compress/recipe/reconstruct_pass.h"
-#include "compress/train/functional_model.h"
 #include "compress/train/parameter_view.h"
 #include "compress/walk/block_walk.h"
 
@@ -53,7 +53,7 @@ struct Reconstruction {
 // on held-out windows. It uses AdamW without decay and half a cosine of learning rates over all epochs. Throws
 // std::invalid_argument without a window of either kind or a trained view, std::runtime_error where the loss is not
 // finite, and Interrupted.
-Reconstruction reconstruct_block(const FunctionalModel& model, int64_t block, const BlockSamples& samples,
+Reconstruction reconstruct_block(const DecoderFunctions& model, int64_t block, const BlockSamples& samples,
                                  const ReconstructOptions& options, ParameterViews& views);
 
 // Returns about what reconstruct_block holds beside the states: parameters, moments and gradients of the largest block,

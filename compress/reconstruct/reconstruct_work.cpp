@@ -94,7 +94,7 @@ void take_over(const ParameterView& view, WorkedLayer& item, BlockWork& work) {
 }  // namespace
 
 bool reconstruct_work(const std::vector<LayerPlan>& layers, int64_t index, const BlockSamples& samples,
-                      FunctionalModel& model, BlockWork& work) {
+                      DecoderFunctions& model, BlockWork& work) {
   auto& block = dynamic_cast<DecoderBlock&>(work.block);  // an encoder's plan has no such step
   std::vector<WorkedLayer> trained = trained_layers(layers, work);
   if (trained.empty()) return false;

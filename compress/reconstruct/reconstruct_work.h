@@ -12,6 +12,6 @@ namespace pare {
 // `model` is the block's model, in the type that the options ask for; its input formats are set to the block's. Returns
 // whether any weight has changed. Throws what reconstruct_block throws.
 bool reconstruct_work(const std::vector<LayerPlan>& layers, int64_t index, const BlockSamples& samples,
-                      FunctionalModel& model, BlockWork& work);
+                      DecoderFunctions& model, BlockWork& work);
 
 }  // namespace pare

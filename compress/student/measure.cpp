@@ -1,8 +1,5 @@
 #include "compress/student/measure.h"
 
-#include <ATen/ops/empty.h>
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
@@ -110,50 +107,36 @@ std::vector<double> mean_of(const std::vector<WindowSums>& windows, std::vector<
   return mean;
 }
 
-// The working space of one thread.
-struct Worker {
-  Worker(const ModelDescription& model, int64_t num_tokens)
-      : scratch(model, num_tokens),
-        before_TD(at::empty({num_tokens, model.hidden_size}, at::kFloat)),
-        mixed_TI(at::empty({num_tokens, model.num_heads * model.head_size}, at::kFloat)),
-        activated_TF(at::empty({num_tokens, widest_input(model)}, at::kFloat)) {}
-  BlockScratch scratch;
-  at::Tensor before_TD, mixed_TI, activated_TF;
-};
-
 // Passes one window through one block.
-WindowSums pass_block(const DecoderBlock& block, const ChannelGroups& merged, Worker& worker, at::Tensor& hidden_TD) {
+WindowSums pass_block(const DecoderBlock& block, const ChannelGroups& merged, at::Tensor& hidden_TD) {
   WindowSums sums;
   const int64_t num_tokens = hidden_TD.size(0), width = hidden_TD.size(1);
-  BlockScratch& scratch = worker.scratch;
-  worker.before_TD.copy_(hidden_TD);
+  const at::Tensor before_TD = hidden_TD.clone();
+  const BlockFunctions functions = block.functions();
   const BlockDescription& description = block.description();
   if (description.is_mixture()) {
-    block.forward(scratch, worker.mixed_TI, worker.activated_TF, hidden_TD);
-    sums.cosine = sum_of_cosines(worker.before_TD, hidden_TD);
+    block.forward(hidden_TD);
+    sums.cosine = sum_of_cosines(before_TD, hidden_TD);
     return sums;
   }
   const auto add = [&](NormSums& norm, const at::Tensor& x_TD) {
     norm.add(x_TD.const_data_ptr<float>(), num_tokens, width, merged);
   };
+  const auto pass_output = [&](Stage stage, const at::Tensor& x_TI, bool has_norm, NormSums& norm) {
+    const at::Tensor output_TD = functions.output(stage, StageInput::plain(x_TI));
+    if (has_norm) add(norm, output_TD);
+    block.add_output(stage, output_TD, hidden_TD);
+    return column_sums_of_squares(x_TI);
+  };
   add(sums.attention, hidden_TD);
-  block.attention_input(hidden_TD, scratch.x_TD);
-  block.attention(scratch.x_TD, scratch, worker.mixed_TI);
-  sums.attention_energy_C = column_sums_of_squares(worker.mixed_TI);
-  block.linear(Stage::attention_output, 0, worker.mixed_TI, scratch.delta_TD);
-  if (description.post_attention_norm) add(sums.post_attention, scratch.delta_TD);
-  block.add_output(Stage::attention_output, scratch.delta_TD, hidden_TD);
-
+  sums.attention_energy_C = pass_output(Stage::attention_output, functions.attention(hidden_TD),
+                                        description.post_attention_norm.has_value(), sums.post_attention);
   add(sums.feed_forward, hidden_TD);
-  at::Tensor activated_TF =
-      leading_rows(worker.activated_TF, num_tokens, stage_width(description, Stage::feed_forward_output));
-  block.feed_forward_input(hidden_TD, scratch.x_TD);
-  block.feed_forward(scratch.x_TD, scratch, activated_TF);
-  sums.feed_forward_energy_F = column_sums_of_squares(activated_TF);
-  block.linear(Stage::feed_forward_output, 0, activated_TF, scratch.delta_TD);
-  if (description.post_feed_forward_norm) add(sums.post_feed_forward, scratch.delta_TD);
-  block.add_output(Stage::feed_forward_output, scratch.delta_TD, hidden_TD);
-  sums.cosine = sum_of_cosines(worker.before_TD, hidden_TD);
+  const StageInput x_TD = functions.normalized(Stage::feed_forward_input, hidden_TD);
+  sums.feed_forward_energy_F =
+      pass_output(Stage::feed_forward_output, functions.activation(Stage::kNoExpert, x_TD).value(),
+                  description.post_feed_forward_norm.has_value(), sums.post_feed_forward);
+  sums.cosine = sum_of_cosines(before_TD, hidden_TD);
   return sums;
 }
 
@@ -180,8 +163,6 @@ TeacherMeasure measure_teacher(const Checkpoint& teacher, const TokenWindows& wi
   const bool merges = num_merged.has_value();
 
   const HiddenStore hidden(num_windows, num_tokens, width, std::nullopt);
-  std::vector<Worker> workers;
-  for (int w = 0; w < omp_get_max_threads(); ++w) workers.emplace_back(model, num_tokens);
   {
     const LinearWeights embedding = teacher.linear(teacher.embedding());
     for_row_chunks(num_windows, 1, [&](int64_t n, int64_t) {
@@ -197,8 +178,7 @@ TeacherMeasure measure_teacher(const Checkpoint& teacher, const TokenWindows& wi
     const DecoderBlock block(teacher, b, num_tokens);
     for_row_chunks(num_windows, 1, [&](int64_t n, int64_t) {
       at::Tensor hidden_TD = hidden.windows(n, 1, width);
-      sums[static_cast<size_t>(n)] =
-          pass_block(block, merged, workers.at(static_cast<size_t>(omp_get_thread_num())), hidden_TD);
+      sums[static_cast<size_t>(n)] = pass_block(block, merged, hidden_TD);
     });
     double cosines = 0.0;
     for (const WindowSums& window : sums) cosines += window.cosine;

@@ -1,7 +1,6 @@
 #include "compress/survey/leave_one_out.h"
 
 #include <ATen/ops/empty.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
@@ -52,19 +51,14 @@ class ChangedStage {
 
 }  // namespace
 
-LeaveOneOut::Work::Work(const ModelDescription& model, int64_t num_tokens)
-    : scratch(model, num_tokens),
-      mixed_TI(at::empty({num_tokens, model.num_heads * model.head_size}, at::kFloat)),
-      activated_TF(at::empty({num_tokens, model.feed_forward_size}, at::kFloat)) {}
-
-LeaveOneOut::LeaveOneOut(const Checkpoint& checkpoint, const ScoredWindows& data, Backend& backend, int num_threads,
+LeaveOneOut::LeaveOneOut(const Checkpoint& checkpoint, const ScoredWindows& data, Backend& backend,
                          size_t num_travellers, std::vector<SiteChange> sites)
     : checkpoint_(checkpoint),
       model_(checkpoint.description()),
       data_(data),
       backend_(backend),
       block_(checkpoint, 0, data.windows.num_tokens),
-      final_gain_(checkpoint.norm_gain(model_.final_norm)),
+      final_gain_D_(read_gain(checkpoint, model_.final_norm)),
       sites_(std::move(sites)),
       hidden_NTD_(at::empty({data.windows.num_windows, data.windows.num_tokens, model_.hidden_size}, at::kFloat)),
       reference_(backend.allocate(hidden_NTD_.numel())),
@@ -80,7 +74,6 @@ LeaveOneOut::LeaveOneOut(const Checkpoint& checkpoint, const ScoredWindows& data
                                   std::to_string(model_.vocabulary_size));
     }
   }
-  for (int worker = 0; worker < num_threads; ++worker) work_.emplace_back(model_, windows.num_tokens);
   const LinearWeights embedding = checkpoint.linear(checkpoint.embedding());
   for_row_chunks(windows.num_windows, 1, [&](int64_t n, int64_t) {
     embed(embedding, model_.embedding_scale, windows.window(n), hidden_NTD_[n].data_ptr<float>());
@@ -125,19 +118,17 @@ std::span<const int32_t> LeaveOneOut::targets(int64_t window) const {
 void LeaveOneOut::forward(const DecoderBlock& block, std::span<at::Tensor> hidden_NTD) {
   const int64_t num_windows = data_.windows.num_windows;
   for_row_chunks(static_cast<int64_t>(hidden_NTD.size()) * num_windows, 1, [&](int64_t index, int64_t) {
-    Work& work = work_.at(static_cast<size_t>(omp_get_thread_num()));
     at::Tensor hidden_TD = hidden_NTD[static_cast<size_t>(index / num_windows)][index % num_windows];
-    block.forward(work.scratch, work.mixed_TI, work.activated_TF, hidden_TD);
+    block.forward(hidden_TD);
   });
 }
 
 void LeaveOneOut::finish(const at::Tensor& hidden_NTD, float* final_RD) const {
-  const int64_t num_tokens = hidden_NTD.size(1), num_values = num_tokens * model_.hidden_size;
-  std::vector<float> window_TD(static_cast<size_t>(num_values));
+  const int64_t num_values = hidden_NTD.size(1) * model_.hidden_size;
   for (int64_t n = 0; n < hidden_NTD.size(0); ++n) {
-    rms_norm(hidden_NTD.const_data_ptr<float>() + n * num_values, final_gain_.data(), model_.final_norm.epsilon,
-             num_tokens, model_.hidden_size, window_TD.data());
-    backend_.upload<float>(window_TD, final_RD + n * num_values);
+    const at::Tensor final_TD = rms_norm_rows(hidden_NTD[n], final_gain_D_, model_.final_norm.epsilon, at::kFloat);
+    backend_.upload<float>({final_TD.const_data_ptr<float>(), static_cast<size_t>(num_values)},
+                           final_RD + n * num_values);
   }
 }
 
@@ -219,12 +210,10 @@ int64_t LeaveOneOut::size_bytes(const ModelDescription& model, const Extent& ext
     }
     largest_block = std::max(largest_block, num_weights);
   }
-  const int64_t activations =
-      num_tokens * (model.num_heads * model.head_size + model.feed_forward_size) * static_cast<int64_t>(sizeof(float));
   // It holds the states, their copies for each change, the travellers and both final states. It also holds the current
   // block, the next one, and the changes of this block and, for travellers, of their groups.
   return hidden * (1 + extent.changes_per_block + extent.num_travellers + 2) + head + 3 * largest_block * 4 +
-         num_threads * (BlockScratch::size_bytes(model, num_tokens) + activations);
+         num_threads * BlockFunctions::forward_bytes(model, num_tokens);
 }
 
 double LeaveOneOut::num_operations(const ModelDescription& model, const Extent& extent) {

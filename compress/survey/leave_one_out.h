@@ -45,8 +45,8 @@ class LeaveOneOut {
   // one for each of `sites`.
   // Throws std::invalid_argument for ids outside the vocabulary or windows beyond the context, and std::runtime_error
   // for a loss that is not finite.
-  LeaveOneOut(const Checkpoint& checkpoint, const ScoredWindows& data, Backend& backend, int num_threads,
-              size_t num_travellers = 0, std::vector<SiteChange> sites = {});
+  LeaveOneOut(const Checkpoint& checkpoint, const ScoredWindows& data, Backend& backend, size_t num_travellers = 0,
+              std::vector<SiteChange> sites = {});
 
   // Returns the losses of the model with each of the changes alone, all in the block before which the windows stand.
   // Throws Interrupted between blocks.
@@ -73,11 +73,6 @@ class LeaveOneOut {
   static double num_operations(const ModelDescription& model, const Extent& extent);  // floating-point operations
 
  private:
-  struct Work {
-    Work(const ModelDescription& model, int64_t num_tokens);
-    BlockScratch scratch;
-    at::Tensor mixed_TI, activated_TF;
-  };
   // Moves all windows of hidden [N, T, D] through the block, in place.
   void forward(const DecoderBlock& block, std::span<at::Tensor> hidden_NTD);
   void finish(const at::Tensor& hidden_NTD, float* final_RD) const;
@@ -91,8 +86,7 @@ class LeaveOneOut {
   Backend& backend_;
   int64_t index_ = 0;
   DecoderBlock block_;
-  std::vector<Work> work_;  // one per worker
-  std::vector<float> final_gain_;
+  at::Tensor final_gain_D_;
   std::unique_ptr<PackedLinear> head_;
   std::vector<SiteChange> sites_;
   at::Tensor hidden_NTD_;               // before block_

@@ -355,7 +355,7 @@ Survey survey_model(const Checkpoint& checkpoint, const RunPlan& plan, ModelWalk
   const std::vector<SiteChange> sites = measured_sites(options);
   const std::unique_ptr<Backend> backend = make_backend({.num_threads = num_threads});
   const size_t num_travellers = options.patterns.size() * measured_parts(plan, options).size();
-  LeaveOneOut leave_one_out(checkpoint, windows, *backend, num_threads, num_travellers, sites);
+  LeaveOneOut leave_one_out(checkpoint, windows, *backend, num_travellers, sites);
   Survey survey{windows.label(), leave_one_out.baseline_nll(), {}};
   SurveyTask task(checkpoint, plan, options, leave_one_out, survey);
   const auto num_blocks = static_cast<int64_t>(plan.blocks.size());

@@ -14,7 +14,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "compress/train/row_functions.h"
+#include "compress/model/stage_products.h"
 #include "distill/rows.h"
 
 namespace pare {
@@ -127,12 +127,6 @@ class FloatView : public ParameterView {
 };
 
 }  // namespace
-
-at::Tensor dense_values(const LinearWeights& linear) {
-  at::Tensor weight_OI = at::empty({linear.num_out(), linear.num_in()}, at::kFloat);
-  weight_rows(linear, 0, linear.num_out(), {weight_OI.data_ptr<float>(), static_cast<size_t>(weight_OI.numel())});
-  return weight_OI;
-}
 
 at::Tensor rounded_to(const at::Tensor& x, DType dtype) {
   switch (dtype) {

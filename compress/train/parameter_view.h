@@ -40,7 +40,7 @@ class ParameterView {
   // What the forward pass multiplies with, in the type `compute` (gains in float32, frozen tensors as they were given),
   // of its own memory or shared and never changed.
   virtual at::Tensor value(at::ScalarType compute) const = 0;
-  // The same values in the type that takes the least memory, of those that held_linear multiplies in `compute`: what a
+  // The same values in the type that takes the least memory, of those that stage_products multiplies in `compute`: what a
   // step holds of a linear's weight.
   virtual at::Tensor held(at::ScalarType compute) const { return value(compute); }
   // float32, what a file holds: value() but for unit offsets.
@@ -99,9 +99,6 @@ class GridView : public ParameterView {
   at::Tensor sum_OI_;           // of gradients by value(); the offsets' gradient where they are trained
   at::Tensor unit_OG_;          // what a scale parameter of 1 stands for: the scales that training starts from
 };
-
-// float32 [O, I]: a linear's weight as its file holds it, decoded.
-at::Tensor dense_values(const LinearWeights& linear);
 
 // The type's values of x, as float32.
 at::Tensor rounded_to(const at::Tensor& x, DType dtype);

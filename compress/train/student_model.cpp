@@ -5,7 +5,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "compress/walk/decoder_block.h"
 #include "runtime/system/progress.h"
 
 namespace pare {

@@ -9,7 +9,7 @@
 
 #include "compress/recipe/distill_pass.h"
 #include "compress/recipe/recipe.h"
-#include "compress/train/functional_model.h"
+#include "compress/train/frozen_model.h"
 #include "compress/train/parameter_view.h"
 #include "runtime/commands/layer_sparsity.h"
 #include "runtime/model/checkpoint.h"
@@ -38,7 +38,7 @@ class StudentModel {
                at::ScalarType compute, at::Device device = at::kCPU, KeptZeros kept_zeros = KeptZeros::pruned);
 
   const ModelDescription& description() const { return functions_.description(); }
-  const FunctionalModel& functions() const { return is_as_stored_ && exact_ ? *exact_ : functions_; }
+  const DecoderFunctions& functions() const { return is_as_stored_ && exact_ ? *exact_ : functions_; }
   int64_t num_blocks() const { return static_cast<int64_t>(blocks_.size()); }
   KeptZeros kept_zeros() const { return kept_zeros_; }
   // Trained linears whose zeros are kept for their number alone (kPrunedShare), with the share that is 0: "NAME (7.3
@@ -100,8 +100,8 @@ class StudentModel {
   TrainedTensors leaves(int64_t index) const;
   static void add_gradients(Views& views, const TrainedTensors& tensors, std::span<const at::Tensor> gradients);
 
-  FunctionalModel functions_;
-  std::optional<FunctionalModel> exact_;  // in float32, where functions_ are not
+  DecoderFunctions functions_;
+  std::optional<DecoderFunctions> exact_;  // in float32, where functions_ are not
   bool is_as_stored_ = false;
   KeptZeros kept_zeros_ = KeptZeros::pruned;
   std::vector<Views> blocks_;

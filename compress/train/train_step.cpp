@@ -110,7 +110,7 @@ TokenLoss loss_of(const DistillLossOptions& options, const TokenBatch& batch, co
 // Of the mean loss of rows from `first` on by the head's products, kLossTokens rows at a time: only they are ever
 // float32. It takes the products' place in memory. Adds the sum of their losses.
 at::Tensor gradient_of_products(const TokenLoss& token_loss, int64_t num_step_labels, int64_t first,
-                                const FunctionalModel& functions, const at::Tensor& products_RV,
+                                const DecoderFunctions& functions, const at::Tensor& products_RV,
                                 const at::Tensor& labels_R, BatchLoss& loss) {
   at::Tensor gradient_RV = products_RV.detach();
   for (int64_t row = 0; row < products_RV.size(0); row += kLossTokens) {
@@ -259,7 +259,7 @@ class LiveTeacherModel : public LiveTeacher {
                    const TeacherUse& use, at::Device device)
       : num_vocabulary_(num_vocabulary), keeps_hidden_(use.keeps_hidden) {
     check_vocabularies(checkpoint.description().vocabulary_size, num_vocabulary);
-    FunctionalModel functions(checkpoint.description(), max_tokens, compute, device);
+    DecoderFunctions functions(checkpoint.description(), max_tokens, compute, device);
     functions.set_input_formats(read_input_formats(checkpoint));
     weights_ = std::make_shared<Weights>(std::move(functions));
     weights_->model =
@@ -298,8 +298,8 @@ class LiveTeacherModel : public LiveTeacher {
 
  private:
   struct Weights {
-    explicit Weights(FunctionalModel of) : functions(std::move(of)) {}
-    FunctionalModel functions;
+    explicit Weights(DecoderFunctions of) : functions(std::move(of)) {}
+    DecoderFunctions functions;
     FrozenModel model;
   };
 

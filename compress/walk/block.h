@@ -1,5 +1,5 @@
-// One block of a model in float32, as the passes see it: stages and the weights of the linears that read them. Decoder
-// and encoder blocks are computed each in its own way (decoder_block.h, encoder_block.h).
+// One block of a model in float32, as the passes see it: the weights and input formats of its stages' linears. What
+// decoder and encoder blocks compute with them are the functions of compress/model.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/format/input_format.h"
+#include "compress/model/block_weights.h"
 #include "runtime/model/stage.h"
 
 namespace pare {
@@ -19,14 +19,28 @@ class Block {
   virtual ~Block() = default;
   virtual const std::string& name() const = 0;
   virtual std::vector<Stage> stages() const = 0;
+  // The linears that read the stage's input, in order.
+  virtual std::vector<LinearDescription> layers(Stage stage) const = 0;
 
   // [O, I] float32, a view: of layer `index` of stage_layers.
-  virtual at::Tensor weight(Stage stage, size_t index) const = 0;
+  at::Tensor weight(Stage stage, size_t index) const;
   // Replaces it by weight_OI (row-major, O * I values).
-  virtual void set_weight(Stage stage, size_t index, std::span<const float> weight_OI) = 0;
+  void set_weight(Stage stage, size_t index, std::span<const float> weight_OI);
   // From now on the stage's input is rounded so before its linears multiply it, each window (text) being one sequence,
   // as the runtime will do it. Throws what validate(InputFormat) throws.
-  virtual void set_input_format(Stage stage, InputFormat format) = 0;
+  void set_input_format(Stage stage, InputFormat format);
+
+  // All it multiplies with, float32, and how the inputs of its linears are rounded.
+  const NamedTensors& tensors() const { return tensors_; }
+  const InputFormats& input_formats() const { return input_formats_; }
+
+ protected:
+  Block() = default;
+  Block(const Block&) = default;
+  Block& operator=(const Block&) = default;
+
+  NamedTensors tensors_;
+  InputFormats input_formats_;
 };
 
 }  // namespace pare

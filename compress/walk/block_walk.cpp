@@ -1,5 +1,6 @@
 #include "compress/walk/block_walk.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <omp.h>
 
@@ -31,7 +32,7 @@ class Stopwatch {
 int64_t routing_bytes(const ModelDescription& model) {
   int64_t most = 0;
   for (const BlockDescription& block : model.blocks) most = std::max(most, block.routing.experts_per_token);
-  return most * static_cast<int64_t>(sizeof(int32_t) + sizeof(float));
+  return most * static_cast<int64_t>(sizeof(int64_t) + sizeof(float));
 }
 
 // Whole chunks of H, and at least a window for every worker.
@@ -58,7 +59,8 @@ BlockWalk::BlockWalk(const ModelDescription& model, const TokenWindows& windows,
       expert_tokens_(expert_tokens),
       hidden_(num_windows_, num_tokens_, model.hidden_size, spill_path(spill == Spill::all, spill_directory)),
       inputs_(num_windows_, num_tokens_, widest_input(model), spill_path(spill != Spill::none, spill_directory)),
-      group_x_RD_(at::empty({group_windows_ * num_tokens_, model.hidden_size}, at::kFloat)) {
+      group_x_RD_(at::empty({group_windows_ * num_tokens_, model.hidden_size}, at::kFloat)),
+      num_threads_(num_threads) {
   if (model.has_mixture()) {
     sums_.emplace(num_windows_, num_tokens_, model.hidden_size, spill_path(spill != Spill::none, spill_directory));
     routing_N_.resize(static_cast<size_t>(num_windows_));
@@ -68,7 +70,6 @@ BlockWalk::BlockWalk(const ModelDescription& model, const TokenWindows& windows,
     block_inputs_.emplace(num_windows_, num_tokens_, model.hidden_size,
                           spill_path(spill != Spill::none, spill_directory));
   }
-  for (int worker = 0; worker < num_threads; ++worker) scratch_.emplace_back(model, num_tokens_);
   for (const int32_t id : windows.ids_NT) {
     if (id < 0 || id >= model.vocabulary_size) {
       throw std::invalid_argument("calibration: token id " + std::to_string(id) + "; the model's vocabulary has " +
@@ -82,7 +83,7 @@ BlockWalk::BlockWalk(const ModelDescription& model, const TokenWindows& windows,
   });
   if (original_embedding != nullptr) {
     original_.emplace(model, windows, *original_embedding, sample_seed, group_windows_,
-                      spill_path(spill == Spill::all, spill_directory), num_threads);
+                      spill_path(spill == Spill::all, spill_directory));
   }
 }
 
@@ -95,16 +96,16 @@ BlockWalk::Footprint BlockWalk::footprint(const ModelDescription& model, int64_t
   (spill == Spill::none ? footprint.memory_bytes : footprint.spill_bytes) += inputs;
   if (model.has_mixture()) {
     (spill == Spill::none ? footprint.memory_bytes : footprint.spill_bytes) += hidden;
-    footprint.memory_bytes += num_windows * num_tokens * (routing_bytes(model) + static_cast<int64_t>(sizeof(int32_t)));
+    footprint.memory_bytes += num_windows * num_tokens * (routing_bytes(model) + static_cast<int64_t>(sizeof(int64_t)));
   }
   if (keeps_block_inputs) (spill == Spill::none ? footprint.memory_bytes : footprint.spill_bytes) += hidden;
-  footprint.memory_bytes += num_threads * BlockScratch::size_bytes(model, num_tokens);
+  footprint.memory_bytes += num_threads * BlockFunctions::forward_bytes(model, num_tokens);
   const int64_t group_windows = windows_per_group(num_windows, num_tokens, num_threads);
   footprint.memory_bytes += HiddenStore::size_bytes(group_windows, num_tokens, model.hidden_size);
   if (with_original) {
     (spill == Spill::all ? footprint.spill_bytes : footprint.memory_bytes) +=
         OriginalStream::states_bytes(model, num_windows, num_tokens);
-    footprint.memory_bytes += OriginalStream::work_bytes(model, num_tokens, group_windows, num_threads);
+    footprint.memory_bytes += OriginalStream::work_bytes(model, num_tokens, group_windows);
   }
   return footprint;
 }
@@ -125,14 +126,21 @@ at::Tensor BlockWalk::input_rows(Stage stage, int64_t first, int64_t count, int6
   return group_x_RD_.narrow(0, chunk_first % group_windows_ * num_tokens_ + offset, num_rows);
 }
 
+void BlockWalk::add_output(const DecoderBlock& block, Stage stage, int64_t window) const {
+  const int64_t width = stage_width(block.description(), stage);
+  at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
+  const StageInput x = StageInput::plain(inputs_.windows(window, 1, width));
+  block.add_output(stage, block.functions().output(stage, x), hidden_TD);
+  inputs_.release(window, 1, width);
+}
+
 void BlockWalk::enter_mixture(const DecoderBlock& block) {
-  const int64_t mixed_width = model_.num_heads * model_.head_size;
   for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
-    BlockScratch& scratch = scratch_.at(static_cast<size_t>(omp_get_thread_num()));
-    at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
-    block.add_attention_output(inputs_.windows(window, 1, mixed_width), scratch, hidden_TD);
-    inputs_.release(window, 1, mixed_width);
-    routing_N_[static_cast<size_t>(window)] = block.route(hidden_TD, scratch);
+    add_output(block, Stage::attention_output, window);
+    const BlockFunctions functions = block.functions();
+    const at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
+    routing_N_[static_cast<size_t>(window)] =
+        functions.route(functions.normalized(Stage::feed_forward_input, hidden_TD).value());
     hidden_.release(window, 1, model_.hidden_size);
     sums_->windows(window, 1, model_.hidden_size).zero_();
     sums_->release(window, 1, model_.hidden_size);
@@ -143,20 +151,17 @@ void BlockWalk::finish_expert(const DecoderBlock& block) {
   const Stage stage(Stage::feed_forward_output, expert_);
   const int64_t width = stage_width(block.description(), stage);
   for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
-    BlockScratch& scratch = scratch_.at(static_cast<size_t>(omp_get_thread_num()));
-    const TokenRouting& routing = routing_N_[static_cast<size_t>(window)];
+    const ExpertRows rows = routing_N_[static_cast<size_t>(window)].rows_of(expert_);
+    if (rows.rows_S.size(0) == 0) return;
+    const BlockFunctions functions = block.functions();
     at::Tensor sum_TD = sums_->windows(window, 1, model_.hidden_size);
     if (expert_tokens_ == ExpertTokens::routed) {
-      block.add_expert_output(expert_, input_rows(stage, window, 1, width), routing,
-                              tokens_N_[static_cast<size_t>(window)], scratch, sum_TD);
+      const StageInput activated_SF = StageInput::plain(input_rows(stage, window, 1, width));
+      BlockFunctions::add_expert(rows, functions.output(stage, activated_SF), sum_TD);
     } else {  // what was kept is of all tokens
-      const std::vector<int32_t> tokens = routing.tokens_of(expert_);
-      const auto num_rows = static_cast<int64_t>(tokens.size());
-      at::Tensor x_SD = leading_rows(scratch.x_TD, num_rows, model_.hidden_size);
-      at::Tensor activated_SF = inputs_.windows(window, 1, width).narrow(0, 0, num_rows);
-      block.expert_input(hidden_.windows(window, 1, model_.hidden_size), tokens, x_SD);
-      block.expert(expert_, x_SD, scratch, activated_SF);
-      block.add_expert_output(expert_, activated_SF, routing, tokens, scratch, sum_TD);
+      const at::Tensor x_SD = hidden_.windows(window, 1, model_.hidden_size).index_select(0, rows.rows_S);
+      const StageInput input = functions.normalized(Stage::feed_forward_input, x_SD);
+      BlockFunctions::add_expert(rows, functions.output(stage, functions.activation(expert_, input)), sum_TD);
       hidden_.release(window, 1, model_.hidden_size);
     }
     sums_->release(window, 1, model_.hidden_size);
@@ -168,54 +173,28 @@ void BlockWalk::choose_tokens(Stage stage) {
   for (int64_t n = 0; n < num_windows_; ++n) {
     int64_t num_rows = num_tokens_;
     if (stage.expert != Stage::kNoExpert) {
-      std::vector<int32_t>& tokens = tokens_N_[static_cast<size_t>(n)];
-      if (expert_tokens_ == ExpertTokens::routed) {
-        tokens = routing_N_[static_cast<size_t>(n)].tokens_of(stage.expert);
-      } else {
-        tokens.resize(static_cast<size_t>(num_tokens_));
-        std::iota(tokens.begin(), tokens.end(), 0);
-      }
-      num_rows = static_cast<int64_t>(tokens.size());
+      at::Tensor& tokens_S = tokens_N_[static_cast<size_t>(n)];
+      tokens_S = expert_tokens_ == ExpertTokens::routed
+                     ? routing_N_[static_cast<size_t>(n)].rows_of(stage.expert).rows_S
+                     : at::arange(num_tokens_, at::kLong);
+      num_rows = tokens_S.size(0);
     }
     first_row_N_.push_back(first_row_N_.back() + num_rows);
   }
 }
 
-// From the previous stage's input to this one's, for one window.
-void BlockWalk::produce(const DecoderBlock& block, Stage stage, int64_t window, BlockScratch& scratch,
-                        at::Tensor& x_TI) const {
+StageInput BlockWalk::produce(const DecoderBlock& block, Stage stage, int64_t window) const {
+  const BlockFunctions functions = block.functions();
   at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
-  switch (stage.kind) {
-    case Stage::attention_input:
-      block.attention_input(hidden_TD, x_TI);
-      break;
-    case Stage::attention_output:
-      block.attention_input(hidden_TD, scratch.x_TD);
-      block.attention(scratch.x_TD, scratch, x_TI);
-      break;
-    case Stage::feed_forward_input: {
-      if (stage.expert != Stage::kNoExpert) {
-        block.expert_input(hidden_TD, tokens_N_[static_cast<size_t>(window)], x_TI);
-        break;
-      }
-      const int64_t mixed_width = model_.num_heads * model_.head_size;
-      block.add_attention_output(inputs_.windows(window, 1, mixed_width), scratch, hidden_TD);
-      inputs_.release(window, 1, mixed_width);
-      block.feed_forward_input(hidden_TD, x_TI);
-      break;
-    }
-    case Stage::feed_forward_output:
-      if (stage.expert != Stage::kNoExpert) {
-        at::Tensor x_SD = leading_rows(scratch.x_TD, x_TI.size(0), model_.hidden_size);
-        block.expert_input(hidden_TD, tokens_N_[static_cast<size_t>(window)], x_SD);
-        block.expert(stage.expert, x_SD, scratch, x_TI);
-        break;
-      }
-      block.feed_forward_input(hidden_TD, scratch.x_TD);
-      block.feed_forward(scratch.x_TD, scratch, x_TI);
-      break;
+  if (stage.kind == Stage::attention_output) return StageInput::plain(functions.attention(hidden_TD));
+  if (stage.kind == Stage::feed_forward_input && stage.expert == Stage::kNoExpert) {
+    add_output(block, Stage::attention_output, window);
   }
-  hidden_.release(window, 1, model_.hidden_size);
+  if (stage.expert != Stage::kNoExpert) hidden_TD = hidden_TD.index_select(0, tokens_N_[static_cast<size_t>(window)]);
+  const bool is_attention = stage.kind == Stage::attention_input;
+  const StageInput x =
+      functions.normalized(is_attention ? Stage::attention_input : Stage::feed_forward_input, hidden_TD);
+  return stage.kind == Stage::feed_forward_output ? functions.activation(stage.expert, x) : x;
 }
 
 LayerStatistics BlockWalk::reach(const DecoderBlock& block, Stage stage, StatisticsNeed need,
@@ -252,7 +231,7 @@ LayerStatistics BlockWalk::move_to(const DecoderBlock& block, Stage stage, Stati
                         chunk_windows(num_tokens_), draw_sorted(first_row_N_.back(), kNumSampleRows, sample_seed_),
                         need);
   }
-  std::vector<double> observing(scratch_.size());  // seconds of each worker
+  std::vector<double> observing(static_cast<size_t>(num_threads_));  // seconds of each worker
   for (int64_t first = 0; first < num_windows_; first += group_windows_) {
     throw_if_interrupted();
     const int64_t count = std::min(group_windows_, num_windows_ - first);
@@ -260,11 +239,12 @@ LayerStatistics BlockWalk::move_to(const DecoderBlock& block, Stage stage, Stati
       const int64_t window = first + index;
       const auto worker = static_cast<size_t>(omp_get_thread_num());
       at::Tensor x_TI = input_rows(stage, window, 1, width);
-      produce(block, stage, window, scratch_.at(worker), x_TI);
+      if (x_TI.size(0) > 0) x_TI.copy_(produce(block, stage, window).value());
+      hidden_.release(window, 1, model_.hidden_size);
       if (original != nullptr) {
         const at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
         const OriginalStream::Compared compared{block, hidden_TD, x_TI};
-        original_->pass(*original, stage, window, scratch_.at(worker), worker, compares ? &compared : nullptr);
+        original_->pass(*original, stage, window, compares ? &compared : nullptr);
         if (compares) hidden_.release(window, 1, model_.hidden_size);
       }
       Stopwatch observation;
@@ -331,23 +311,16 @@ void BlockWalk::move_through(const DecoderBlock& block, const DecoderBlock* orig
   Stopwatch stopwatch;
   const bool is_mixture = block.description().is_mixture();
   if (is_mixture) finish_expert(block);
-  const int64_t width = is_mixture ? 0 : stage_width(block.description(), Stage::feed_forward_output);
   for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
-    at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
     if (is_mixture) {
-      at::Tensor sum_TD = sums_->windows(window, 1, model_.hidden_size);
-      block.add_mixture_output(sum_TD, hidden_TD);
+      at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
+      block.add_output(Stage::feed_forward_output, sums_->windows(window, 1, model_.hidden_size), hidden_TD);
       sums_->release(window, 1, model_.hidden_size);
     } else {
-      block.add_feed_forward_output(inputs_.windows(window, 1, width),
-                                    scratch_.at(static_cast<size_t>(omp_get_thread_num())), hidden_TD);
-      inputs_.release(window, 1, width);
+      add_output(block, Stage::feed_forward_output, window);
     }
     hidden_.release(window, 1, model_.hidden_size);
-    if (original != nullptr) {
-      const auto worker = static_cast<size_t>(omp_get_thread_num());
-      original_->leave(*original, window, scratch_.at(worker), worker);
-    }
+    if (original != nullptr) original_->leave(*original, window);
   });
   seconds_.forward += stopwatch.lap();
 }

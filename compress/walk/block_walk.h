@@ -85,7 +85,10 @@ class BlockWalk {
   // The rows of windows [first, first + count) of the stage's input: in the inputs' store, or in the group buffer. Rows
   // of a chunk's windows follow one another without gaps.
   at::Tensor input_rows(Stage stage, int64_t first, int64_t count, int64_t width) const;
-  void produce(const DecoderBlock& block, Stage stage, int64_t window, BlockScratch& scratch, at::Tensor& x_RI) const;
+  // The next one of a window: what the stage's linears read. Adds the attention's output on the way.
+  StageInput produce(const DecoderBlock& block, Stage stage, int64_t window) const;
+  // Adds the output of the reached stage's layer to the states of a window.
+  void add_output(const DecoderBlock& block, Stage stage, int64_t window) const;
 
   const ModelDescription& model_;
   int64_t num_windows_, num_tokens_;
@@ -94,7 +97,7 @@ class BlockWalk {
   ExpertTokens expert_tokens_;
   // Of the reached stage: the rows before each window and the end; of an expert also the tokens in each window.
   std::vector<int64_t> first_row_N_;
-  std::vector<std::vector<int32_t>> tokens_N_;
+  std::vector<at::Tensor> tokens_N_;
   HiddenStore hidden_;
   HiddenStore inputs_;  // of the two output stages: what attention and activation made
   std::optional<HiddenStore> block_inputs_;
@@ -102,7 +105,7 @@ class BlockWalk {
   std::vector<TokenRouting> routing_N_;
   int64_t expert_ = Stage::kNoExpert;  // the last that was reached
   at::Tensor group_x_RD_;              // the normalized input of the windows at work
-  std::vector<BlockScratch> scratch_;  // one per worker
+  int num_threads_;
   std::optional<OriginalStream> original_;
   WalkSeconds seconds_;
 };

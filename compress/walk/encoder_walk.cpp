@@ -44,20 +44,16 @@ LayerStatistics EncoderWalk::reach(const EncoderBlock& block, Stage stage, Stati
                    [&](int64_t text, int64_t) { produce(static_cast<size_t>(text)); });
   };
   if (stage == Stage::attention_output) {
-    for_each_text([&](size_t text) {
-      at::Tensor mixed_TD = rows(mixed_RD_, text);
-      block.attention(rows(hidden_RD_, text), mixed_TD);
-    });
+    for_each_text(
+        [&](size_t text) { rows(mixed_RD_, text).copy_(block.functions().attention(rows(hidden_RD_, text))); });
   } else if (stage == Stage::feed_forward_input) {
     for_each_text([&](size_t text) {
-      at::Tensor hidden_TD = rows(hidden_RD_, text);
-      block.add_attention_output(rows(mixed_RD_, text), hidden_TD);
+      const at::Tensor hidden_TD = rows(hidden_RD_, text);
+      hidden_TD.copy_(block.functions().add_output(Stage::attention_output, rows(mixed_RD_, text), hidden_TD));
     });
   } else if (stage == Stage::feed_forward_output) {
-    for_each_text([&](size_t text) {
-      at::Tensor activated_TF = rows(activated_RF_, text);
-      block.feed_forward(rows(hidden_RD_, text), activated_TF);
-    });
+    for_each_text(
+        [&](size_t text) { rows(activated_RF_, text).copy_(block.functions().activation(rows(hidden_RD_, text))); });
   }
   if (need == StatisticsNeed::none) return {};
 
@@ -77,8 +73,8 @@ LayerStatistics EncoderWalk::reach(const EncoderBlock& block, Stage stage, Stati
 void EncoderWalk::leave(const EncoderBlock& block) {
   for_row_chunks(static_cast<int64_t>(first_row_.size()) - 1, 1, [&](int64_t index, int64_t) {
     const auto text = static_cast<size_t>(index);
-    at::Tensor hidden_TD = rows(hidden_RD_, text);
-    block.add_feed_forward_output(rows(activated_RF_, text), hidden_TD);
+    const at::Tensor hidden_TD = rows(hidden_RD_, text);
+    hidden_TD.copy_(block.functions().add_output(Stage::feed_forward_output, rows(activated_RF_, text), hidden_TD));
   });
 }
 

@@ -26,7 +26,7 @@ float root_weight(const float* hidden_D, int64_t width, float epsilon) {
 
 OriginalStream::OriginalStream(const ModelDescription& model, const TokenWindows& windows,
                                const LinearWeights& embedding, uint64_t seed, int64_t group_windows,
-                               const std::optional<std::filesystem::path>& spill_directory, int num_threads)
+                               const std::optional<std::filesystem::path>& spill_directory)
     : model_(model),
       num_windows_(windows.num_windows),
       num_tokens_(windows.num_tokens),
@@ -41,9 +41,6 @@ OriginalStream::OriginalStream(const ModelDescription& model, const TokenWindows
     std::array<int64_t, 2> next = {0, 0};
     for (int64_t n = first; n < end; ++n) next[1] += is_held_N_[static_cast<size_t>(n)] ? 0 : 1;
     for (int64_t n = first; n < end; ++n) place_N_.push_back(next[is_held_N_[static_cast<size_t>(n)] ? 1 : 0]++);
-  }
-  for (int worker = 0; worker < num_threads; ++worker) {
-    inputs_.push_back(at::empty({num_tokens_ * widest_input(model)}, at::kFloat));
   }
   for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
     at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
@@ -65,10 +62,8 @@ int64_t OriginalStream::states_bytes(const ModelDescription& model, int64_t num_
   return HiddenStore::size_bytes(num_windows, num_tokens, model.hidden_size);
 }
 
-int64_t OriginalStream::work_bytes(const ModelDescription& model, int64_t num_tokens, int64_t group_windows,
-                                   int num_threads) {
-  return HiddenStore::size_bytes(num_threads, num_tokens, widest_input(model)) +
-         HiddenStore::size_bytes(group_windows, num_tokens, group_width(model) + model.hidden_size);
+int64_t OriginalStream::work_bytes(const ModelDescription& model, int64_t num_tokens, int64_t group_windows) {
+  return HiddenStore::size_bytes(group_windows, num_tokens, group_width(model) + model.hidden_size);
 }
 
 int64_t OriginalStream::sums_bytes(const ModelDescription& model, int64_t width) {
@@ -104,7 +99,7 @@ void OriginalStream::compare_outputs(const DecoderBlock& original, Stage stage, 
   const int64_t width = model_.hidden_size;
   at::Tensor missing_TD = group_rows(group_missing_, window, width);
   at::Tensor weighted_TI = group_rows(group_x_, window, width_);
-  compared.block.linear(stage, 0, compared.x_TI, missing_TD);
+  missing_TD.copy_(compared.block.functions().output(stage, StageInput::plain(compared.x_TI)));
   double sum = 0.0;
   for (int64_t t = 0; t < num_tokens_; ++t) {
     const float* r = compared.hidden_TD.const_data_ptr<float>() + t * width;
@@ -124,33 +119,21 @@ void OriginalStream::compare_outputs(const DecoderBlock& original, Stage stage, 
   weight_N_[static_cast<size_t>(window)] = sum;
 }
 
-void OriginalStream::pass(const DecoderBlock& original, Stage stage, int64_t window, BlockScratch& scratch,
-                          size_t worker, const Compared* compared) {
+void OriginalStream::pass(const DecoderBlock& original, Stage stage, int64_t window, const Compared* compared) {
   if (stage.expert != Stage::kNoExpert) return;
+  const BlockFunctions functions = original.functions();
   at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
   const bool is_attention = stage.kind == Stage::attention_input || stage.kind == Stage::attention_output;
-  const auto normalize = [&](at::Tensor& x_TD) {
-    if (is_attention) {
-      original.attention_input(hidden_TD, x_TD);
-    } else {
-      original.feed_forward_input(hidden_TD, x_TD);
-    }
-  };
+  const StageInput normalized =
+      functions.normalized(is_attention ? Stage::attention_input : Stage::feed_forward_input, hidden_TD);
   if (is_output_stage(stage)) {
-    at::Tensor x_TI = leading_rows(inputs_[worker], num_tokens_, stage_width(original.description(), stage));
-    normalize(scratch.x_TD);
-    if (is_attention) {
-      original.attention(scratch.x_TD, scratch, x_TI);
-    } else {
-      original.feed_forward(scratch.x_TD, scratch, x_TI);
-    }
-    original.linear(stage, 0, x_TI, scratch.delta_TD);
-    if (compared != nullptr) compare_outputs(original, stage, window, hidden_TD, scratch.delta_TD, *compared);
-    original.add_output(stage, scratch.delta_TD, hidden_TD);
+    const StageInput x = is_attention ? StageInput::plain(functions.attention(hidden_TD))
+                                      : functions.activation(Stage::kNoExpert, normalized);
+    const at::Tensor output_TD = functions.output(stage, x);
+    if (compared != nullptr) compare_outputs(original, stage, window, hidden_TD, output_TD, *compared);
+    original.add_output(stage, output_TD, hidden_TD);
   } else if (compared != nullptr) {
-    at::Tensor missing_TD = group_rows(group_missing_, window, width_);
-    normalize(missing_TD);
-    missing_TD.sub_(compared->x_TI);
+    group_rows(group_missing_, window, width_).copy_(normalized.value().sub_(compared->x_TI));
     group_rows(group_x_, window, width_).copy_(compared->x_TI);
   }
   hidden_.release(window, 1, model_.hidden_size);
@@ -193,10 +176,12 @@ void OriginalStream::finish(LayerStatistics& statistics) {
   sums_.clear();
 }
 
-void OriginalStream::leave(const DecoderBlock& original, int64_t window, BlockScratch& scratch, size_t worker) {
+void OriginalStream::leave(const DecoderBlock& original, int64_t window) {
   if (!original.description().is_mixture()) return;
   at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
-  original.forward_mixture(scratch, inputs_[worker], hidden_TD);
+  const BlockFunctions functions = original.functions();
+  const at::Tensor x_TD = functions.normalized(Stage::feed_forward_input, hidden_TD).value();
+  original.add_output(Stage::feed_forward_output, functions.mixture(x_TD), hidden_TD);
   hidden_.release(window, 1, model_.hidden_size);
 }
 

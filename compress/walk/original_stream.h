@@ -23,29 +23,27 @@ namespace pare {
 class OriginalStream {
  public:
   // Embeds the windows with the original's table. The states go to spill_directory, where there is one. group_windows
-  // are at work at a time: whole chunks of chunk_windows(T), or all. num_threads workers have space of their own.
+  // are at work at a time: whole chunks of chunk_windows(T), or all.
   OriginalStream(const ModelDescription& model, const TokenWindows& windows, const LinearWeights& embedding,
-                 uint64_t seed, int64_t group_windows, const std::optional<std::filesystem::path>& spill_directory,
-                 int num_threads);
+                 uint64_t seed, int64_t group_windows, const std::optional<std::filesystem::path>& spill_directory);
 
   // The sums of a stage begin: of a block that is no expert's.
   void begin(Stage stage, int64_t width);
-  // Moves a window of the original through a stage; to be called for every stage of a block, in order, from any thread
-  // (`worker`, with that one's scratch). Experts' stages change nothing. `compared`: what the compressed model has at
+  // Moves a window of the original through a stage; to be called for every stage of a block, in order, from any thread.
+  // Experts' stages change nothing. `compared`: what the compressed model has at
   // the same place, whose difference goes to the sums.
   struct Compared {
     const DecoderBlock& block;
     const at::Tensor& hidden_TD;  // the residual stream that an output stage's output is added to
     const at::Tensor& x_TI;       // the stage's input, unrounded
   };
-  void pass(const DecoderBlock& original, Stage stage, int64_t window, BlockScratch& scratch, size_t worker,
-            const Compared* compared);
+  void pass(const DecoderBlock& original, Stage stage, int64_t window, const Compared* compared);
   // Adds consecutive windows that were compared: those of a group, in ascending order.
   void accumulate(int64_t first_window, int64_t num_windows);
   // H, its diagonal, the number of its tokens and `fit` of the stage's statistics.
   void finish(LayerStatistics& statistics);
   // Through a mixture's experts; blocks without have passed their last stage.
-  void leave(const DecoderBlock& original, int64_t window, BlockScratch& scratch, size_t worker);
+  void leave(const DecoderBlock& original, int64_t window);
 
   // The window's states [T, D] as far as they have come; release: they will not be touched soon.
   at::Tensor states(int64_t window) const { return hidden_.windows(window, 1, model_.hidden_size); }
@@ -58,7 +56,7 @@ class OriginalStream {
 
   static int64_t states_bytes(const ModelDescription& model, int64_t num_windows, int64_t num_tokens);
   // Beside the states.
-  static int64_t work_bytes(const ModelDescription& model, int64_t num_tokens, int64_t group_windows, int num_threads);
+  static int64_t work_bytes(const ModelDescription& model, int64_t num_tokens, int64_t group_windows);
   // Of the sums of a stage whose input is `width` wide.
   static int64_t sums_bytes(const ModelDescription& model, int64_t width);
 
@@ -78,7 +76,6 @@ class OriginalStream {
   std::vector<bool> is_held_N_;
   std::vector<int64_t> place_N_;  // of a window in its chunk
   HiddenStore hidden_;
-  std::vector<at::Tensor> inputs_;      // one per worker: the original's input of an output stage
   at::Tensor group_x_, group_missing_;  // of the windows at work, times the root of each token's weight
   // Of the stage at hand.
   Stage stage_ = Stage::attention_input;

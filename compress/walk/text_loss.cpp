@@ -1,9 +1,7 @@
 #include "compress/walk/text_loss.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/matmul.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
@@ -34,21 +32,10 @@ TokenWindows sample(const TokenWindows& windows) {
   return few;
 }
 
-struct Worker {
-  Worker(const ModelDescription& model, int64_t num_tokens)
-      : scratch(model, num_tokens),
-        mixed_TI(at::empty({num_tokens, model.num_heads * model.head_size}, at::kFloat)),
-        activated_TF(at::empty({num_tokens, widest_input(model)}, at::kFloat)) {}
-  BlockScratch scratch;
-  at::Tensor mixed_TI, activated_TF;
-};
-
 // Through all blocks and the final norm, in place.
 void pass_blocks(const Checkpoint& checkpoint, const TokenWindows& windows, const HiddenStore& hidden) {
   const ModelDescription& model = checkpoint.description();
   const int64_t num_tokens = windows.num_tokens, width = model.hidden_size;
-  std::vector<Worker> workers;
-  for (int w = 0; w < omp_get_max_threads(); ++w) workers.emplace_back(model, num_tokens);
   const LinearWeights embedding = checkpoint.linear(checkpoint.embedding());
   const auto each_window = [&](const std::function<void(int64_t, at::Tensor&)>& body) {
     for_row_chunks(windows.num_windows, 1, [&](int64_t n, int64_t) {
@@ -63,15 +50,11 @@ void pass_blocks(const Checkpoint& checkpoint, const TokenWindows& windows, cons
   for (int64_t b = 0; b < static_cast<int64_t>(model.blocks.size()); ++b) {
     throw_if_interrupted();
     const DecoderBlock block(checkpoint, b, num_tokens);
-    each_window([&](int64_t, at::Tensor& hidden_TD) {
-      Worker& worker = workers.at(static_cast<size_t>(omp_get_thread_num()));
-      block.forward(worker.scratch, worker.mixed_TI, worker.activated_TF, hidden_TD);
-    });
+    each_window([&](int64_t, at::Tensor& hidden_TD) { block.forward(hidden_TD); });
   }
-  const std::vector<float> gain_D = checkpoint.norm_gain(model.final_norm);
+  const at::Tensor gain_D = read_gain(checkpoint, model.final_norm);
   each_window([&](int64_t, at::Tensor& hidden_TD) {
-    float* const x = hidden_TD.data_ptr<float>();
-    rms_norm(x, gain_D.data(), model.final_norm.epsilon, num_tokens, width, x);
+    hidden_TD.copy_(rms_norm_rows(hidden_TD, gain_D, model.final_norm.epsilon, at::kFloat));
   });
 }
 

@@ -47,17 +47,12 @@ std::vector<float> forward(const Checkpoint& checkpoint, std::span<const int32_t
   const ModelDescription& model = checkpoint.description();
   const auto num_tokens = static_cast<int64_t>(ids_T.size());
   at::Tensor hidden_TD = at::empty({num_tokens, model.hidden_size}, at::kFloat);
-  at::Tensor mixed_TI = at::empty({num_tokens, model.num_heads * model.head_size}, at::kFloat);
-  at::Tensor activated_TF = at::empty({num_tokens, model.feed_forward_size}, at::kFloat);
-  BlockScratch scratch(model, num_tokens);
   embed(checkpoint.linear(checkpoint.embedding()), model.embedding_scale, ids_T, hidden_TD.data_ptr<float>());
   for (int64_t index = 0; index < static_cast<int64_t>(model.blocks.size()); ++index) {
     const DecoderBlock block(checkpoint, index, num_tokens);
-    block.forward(scratch, mixed_TI, activated_TF, hidden_TD);
+    block.forward(hidden_TD);
   }
-  const std::vector<float> gain = checkpoint.norm_gain(model.final_norm);
-  float* hidden = hidden_TD.data_ptr<float>();
-  rms_norm(hidden, gain.data(), model.final_norm.epsilon, num_tokens, model.hidden_size, hidden);
+  hidden_TD = rms_norm_rows(hidden_TD, read_gain(checkpoint, model.final_norm), model.final_norm.epsilon, at::kFloat);
   std::vector<float> head = dense(checkpoint, checkpoint.head());
   const at::Tensor head_VD = at::from_blob(head.data(), {model.vocabulary_size, model.hidden_size}, at::kFloat);
   const at::Tensor logits_TV = at::mm(hidden_TD, head_VD.t());
@@ -181,14 +176,11 @@ TEST(DecoderBlock, TheResidualSumIsRoundedBehindDenseBlocksAndMixtures) {
     const TokenWindows windows = read_npy(kFamilies / name / "ids.npy");
     const auto run = [&](bool rounds) {
       at::Tensor hidden_TD = at::empty({windows.num_tokens, model.hidden_size}, at::kFloat);
-      at::Tensor mixed_TI = at::empty({windows.num_tokens, model.num_heads * model.head_size}, at::kFloat);
-      at::Tensor activated_TF = at::empty({windows.num_tokens, model.feed_forward_size}, at::kFloat);
-      BlockScratch scratch(model, windows.num_tokens);
       embed(checkpoint.linear(checkpoint.embedding()), model.embedding_scale, windows.window(0),
             hidden_TD.data_ptr<float>());
       DecoderBlock block(checkpoint, 0, windows.num_tokens);
       if (rounds) block.round_site(ActivationSite::residual_sum, format);
-      block.forward(scratch, mixed_TI, activated_TF, hidden_TD);
+      block.forward(hidden_TD);
       const float* hidden = hidden_TD.const_data_ptr<float>();
       return std::vector<float>(hidden, hidden + hidden_TD.numel());
     };

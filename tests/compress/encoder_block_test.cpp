@@ -29,25 +29,22 @@ class EncoderBlockTest : public testing::Test {
     at::Tensor all = at::empty({0, width}, at::kFloat);
     for (const auto& ids : golden_.ids) {
       const auto num_tokens = static_cast<int64_t>(ids.size());
-      at::Tensor hidden_TD = at::empty({num_tokens, 64}, at::kFloat),
-                 mixed_TD = at::empty({num_tokens, 64}, at::kFloat);
-      at::Tensor activated_TF = at::empty({num_tokens, 96}, at::kFloat);
+      at::Tensor hidden_TD = at::empty({num_tokens, 64}, at::kFloat), x;
       embedding.embed(ids, hidden_TD);
       for (int64_t b = 0; b <= block_index; ++b) {
         const EncoderBlock block(checkpoint_, b);
+        const EncoderFunctions functions = block.functions();
         const bool is_last = b == block_index;
+        x = hidden_TD;
         if (is_last && stage == Stage::attention_input) break;
-        block.attention(hidden_TD, mixed_TD);
+        x = functions.attention(hidden_TD);
         if (is_last && stage == Stage::attention_output) break;
-        block.add_attention_output(mixed_TD, hidden_TD);
+        x = hidden_TD = functions.add_output(Stage::attention_output, x, hidden_TD);
         if (is_last && stage == Stage::feed_forward_input) break;
-        block.feed_forward(hidden_TD, activated_TF);
+        x = functions.activation(hidden_TD);
         if (is_last && stage == Stage::feed_forward_output) break;
-        block.add_feed_forward_output(activated_TF, hidden_TD);
+        hidden_TD = functions.add_output(Stage::feed_forward_output, x, hidden_TD);
       }
-      const at::Tensor& x = stage == Stage::attention_output      ? mixed_TD
-                            : stage == Stage::feed_forward_output ? activated_TF
-                                                                  : hidden_TD;
       const int64_t old_rows = all.size(0);
       at::Tensor more = at::empty({old_rows + num_tokens, width}, at::kFloat);
       more.narrow(0, 0, old_rows).copy_(all);
@@ -62,15 +59,13 @@ TEST_F(EncoderBlockTest, AllBlocksEqualTransformers) {
   size_t row = 0;
   for (const auto& ids : golden_.ids) {
     const auto num_tokens = static_cast<int64_t>(ids.size());
-    at::Tensor hidden_TD = at::empty({num_tokens, 64}, at::kFloat), mixed_TD = at::empty({num_tokens, 64}, at::kFloat);
-    at::Tensor activated_TF = at::empty({num_tokens, 96}, at::kFloat);
+    at::Tensor hidden_TD = at::empty({num_tokens, 64}, at::kFloat);
     EncoderEmbedding(checkpoint_).embed(ids, hidden_TD);
     for (int64_t b = 0; b < 2; ++b) {
       const EncoderBlock block(checkpoint_, b);
-      block.attention(hidden_TD, mixed_TD);
-      block.add_attention_output(mixed_TD, hidden_TD);
-      block.feed_forward(hidden_TD, activated_TF);
-      block.add_feed_forward_output(activated_TF, hidden_TD);
+      const EncoderFunctions functions = block.functions();
+      hidden_TD = functions.add_output(Stage::attention_output, functions.attention(hidden_TD), hidden_TD);
+      hidden_TD = functions.add_output(Stage::feed_forward_output, functions.activation(hidden_TD), hidden_TD);
     }
     const auto size = static_cast<size_t>(hidden_TD.numel());
     expect_close(std::span(golden_.hidden_RD).subspan(row, size), {hidden_TD.data_ptr<float>(), size}, kTolerance);
@@ -116,20 +111,19 @@ TEST_F(EncoderBlockTest, TheWalkTakesTheStatisticsOfEveryStage) {
 // The residual stream goes on unrounded. Only what the linears multiply is rounded.
 TEST_F(EncoderBlockTest, AnInputFormatRoundsWhatTheLinearsReadAlone) {
   EncoderBlock block(checkpoint_, 0);
-  at::Tensor hidden_TD = at::empty({9, 64}, at::kFloat), plain_TD = at::empty({9, 64}, at::kFloat);
+  at::Tensor hidden_TD = at::empty({9, 64}, at::kFloat);
   EncoderEmbedding(checkpoint_).embed(golden_.ids[0], hidden_TD);
   const at::Tensor before = hidden_TD.clone();
-  block.attention(hidden_TD, plain_TD);
+  const at::Tensor plain_TD = block.functions().attention(hidden_TD);
   const InputFormat format = {.type = InputType::int8};
   block.set_input_format(Stage::attention_input, format);
-  at::Tensor rounded_TD = at::empty({9, 64}, at::kFloat);
-  block.attention(hidden_TD, rounded_TD);
+  const at::Tensor rounded_TD = block.functions().attention(hidden_TD);
   EXPECT_TRUE(hidden_TD.equal(before));
   EXPECT_FALSE(rounded_TD.equal(plain_TD));
   at::Tensor rounded_input = hidden_TD.clone();
   fake_quantize(format, {rounded_input.data_ptr<float>(), 9 * 64}, 64);
-  at::Tensor expected_TD = at::empty({9, 64}, at::kFloat);
-  EncoderBlock(checkpoint_, 0).attention(rounded_input, expected_TD);
+  const EncoderBlock plain(checkpoint_, 0);
+  const at::Tensor expected_TD = plain.functions().attention(rounded_input);
   EXPECT_TRUE(rounded_TD.equal(expected_TD));
 }
 

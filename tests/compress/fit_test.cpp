@@ -76,33 +76,30 @@ std::map<std::string, Met> go_through(const Checkpoint& checkpoint, const Blocks
                                       std::span<const int32_t> ids) {
   const ModelDescription& model = checkpoint.description();
   const auto num_tokens = static_cast<int64_t>(ids.size());
-  BlockScratch scratch(model, num_tokens);
-  at::Tensor hidden_TD = at::empty({num_tokens, model.hidden_size}, at::kFloat), x_TD = at::empty_like(hidden_TD);
-  at::Tensor mixed_TI = at::empty({num_tokens, model.num_heads * model.head_size}, at::kFloat);
+  at::Tensor hidden_TD = at::empty({num_tokens, model.hidden_size}, at::kFloat);
   embed(checkpoint.linear(checkpoint.embedding()), model.embedding_scale, ids, hidden_TD.data_ptr<float>());
   std::map<std::string, Met> met;
   for (const auto& block : blocks) {
+    const BlockFunctions functions = block->functions();
     const auto meet = [&](Stage::Kind stage, const at::Tensor& x_TI) {
       met[block->name() + " " + stage_name(stage)] = {x_TI.clone(), hidden_TD.clone()};
     };
-    const int64_t width = block->description().is_mixture()
-                              ? model.feed_forward_size
-                              : stage_width(block->description(), Stage::feed_forward_output);
-    at::Tensor activated_TF = at::empty({num_tokens, width}, at::kFloat);
-    block->attention_input(hidden_TD, x_TD);
-    meet(Stage::attention_input, x_TD);
-    block->attention(x_TD, scratch, mixed_TI);
+    const auto add = [&](Stage stage, const at::Tensor& x_TI) {
+      block->add_output(stage, functions.output(stage, StageInput::plain(x_TI)), hidden_TD);
+    };
+    meet(Stage::attention_input, functions.normalized(Stage::attention_input, hidden_TD).value());
+    const at::Tensor mixed_TI = functions.attention(hidden_TD);
     meet(Stage::attention_output, mixed_TI);
-    block->add_attention_output(mixed_TI, scratch, hidden_TD);
+    add(Stage::attention_output, mixed_TI);
+    const StageInput x_TD = functions.normalized(Stage::feed_forward_input, hidden_TD);
     if (block->description().is_mixture()) {
-      block->forward_mixture(scratch, activated_TF, hidden_TD);
+      block->add_output(Stage::feed_forward_output, functions.mixture(x_TD.value()), hidden_TD);
       continue;
     }
-    block->feed_forward_input(hidden_TD, x_TD);
-    meet(Stage::feed_forward_input, x_TD);
-    block->feed_forward(x_TD, scratch, activated_TF);
+    meet(Stage::feed_forward_input, x_TD.value());
+    const at::Tensor activated_TF = functions.activation(Stage::kNoExpert, x_TD).value();
     meet(Stage::feed_forward_output, activated_TF);
-    block->add_feed_forward_output(activated_TF, scratch, hidden_TD);
+    add(Stage::feed_forward_output, activated_TF);
   }
   return met;
 }
@@ -119,9 +116,9 @@ void add_window(const DecoderBlock& original, Stage stage, const Met& theirs, co
   const bool is_attention = stage.kind == Stage::attention_output;
   at::Tensor missing_TP, weight_T = at::ones({ours.x_TI.size(0)}, at::kDouble);
   if (is_output_stage(stage)) {
-    const at::Tensor theirs_TD = at::empty_like(ours.residual_TD), ours_TD = at::empty_like(ours.residual_TD);
-    original.linear(stage, 0, theirs.x_TI, theirs_TD);
-    original.linear(stage, 0, ours.x_TI, ours_TD);  // a layer is still unchanged when its stage is reached
+    const BlockFunctions functions = original.functions();
+    const at::Tensor theirs_TD = functions.output(stage, StageInput::plain(theirs.x_TI));
+    const at::Tensor ours_TD = functions.output(stage, StageInput::plain(ours.x_TI));  // the layer is still unchanged
     missing_TP = theirs_TD.to(at::kDouble) - ours_TD.to(at::kDouble);
     if (!(is_attention ? block.post_attention_norm : block.post_feed_forward_norm)) {
       missing_TP += theirs.residual_TD.to(at::kDouble) - ours.residual_TD.to(at::kDouble);

@@ -56,14 +56,11 @@ class FoldFamily : public testing::TestWithParam<const char*> {
 
   at::Tensor forward(const DecoderBlock& block) const {
     const SingleThreadedTorch guard(1);
-    BlockScratch scratch(model(), kTokens);
-    at::Tensor mixed = at::empty({kTokens, model().num_heads * model().head_size}, at::kFloat);
-    at::Tensor activated = at::empty({kTokens, model().feed_forward_size}, at::kFloat);
     at::Tensor hidden = at::empty({kTokens, model().hidden_size}, at::kFloat);
     std::mt19937 generator(3);
     std::normal_distribution<float> normal;
     for (int64_t i = 0; i < hidden.numel(); ++i) hidden.data_ptr<float>()[i] = normal(generator);
-    block.forward(scratch, mixed, activated, hidden);
+    block.forward(hidden);
     return hidden;
   }
 

@@ -143,16 +143,14 @@ class ExpertStatistics : public testing::Test {
   std::vector<at::Tensor> behind_attention(const Checkpoint& checkpoint, const TokenWindows& windows) {
     const ModelDescription& model = checkpoint.description();
     const DecoderBlock block(checkpoint, 0, windows.num_tokens);
-    BlockScratch scratch(model, windows.num_tokens);
-    at::Tensor mixed_TI = at::empty({windows.num_tokens, model.num_heads * model.head_size}, at::kFloat);
     std::vector<at::Tensor> hidden;
     for (int64_t n = 0; n < windows.num_windows; ++n) {
       hidden.push_back(at::empty({windows.num_tokens, model.hidden_size}, at::kFloat));
       embed(checkpoint.linear(checkpoint.embedding()), model.embedding_scale, windows.window(n),
             hidden.back().data_ptr<float>());
-      block.attention_input(hidden.back(), scratch.x_TD);
-      block.attention(scratch.x_TD, scratch, mixed_TI);
-      block.add_attention_output(mixed_TI, scratch, hidden.back());
+      const BlockFunctions functions = block.functions();
+      const StageInput mixed_TI = StageInput::plain(functions.attention(hidden.back()));
+      block.add_output(Stage::attention_output, functions.output(Stage::attention_output, mixed_TI), hidden.back());
     }
     return hidden;
   }

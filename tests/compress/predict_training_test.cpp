@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
-#include "compress/train/functional_model.h"
+#include "compress/model/decoder_functions.h"
 #include "tests/compress/run_pare.h"
 #include "tests/places.h"
 

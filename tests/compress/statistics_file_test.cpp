@@ -83,7 +83,6 @@ TEST_F(FromStatistics, AreThoseOfTheUncompressedModel) {
     EXPECT_EQ(file.origin().num_tokens, windows.num_tokens);
     EXPECT_EQ(file.origin().text, "ids.npy");
     const int64_t num_tokens = windows.num_tokens;
-    BlockScratch scratch(model, num_tokens);
     std::vector<at::Tensor> hidden;
     for (int64_t n = 0; n < windows.num_windows; ++n) {
       hidden.push_back(at::empty({num_tokens, model.hidden_size}, at::kFloat));
@@ -97,15 +96,19 @@ TEST_F(FromStatistics, AreThoseOfTheUncompressedModel) {
       for (const Stage stage : kStages) {
         const int64_t width = stage_width(block.description(), stage);
         sums[static_cast<size_t>(stage)] = at::zeros({width, width}, at::kDouble);
-        inputs[static_cast<size_t>(stage)] = at::empty({num_tokens, width}, at::kFloat);
       }
       for (at::Tensor& hidden_TD : hidden) {
-        block.attention_input(hidden_TD, inputs[0]);
-        block.attention(inputs[0], scratch, inputs[1]);
-        block.add_attention_output(inputs[1], scratch, hidden_TD);
-        block.feed_forward_input(hidden_TD, inputs[2]);
-        block.feed_forward(inputs[2], scratch, inputs[3]);
-        block.add_feed_forward_output(inputs[3], scratch, hidden_TD);
+        const BlockFunctions functions = block.functions();
+        const auto add = [&](Stage stage, const at::Tensor& x_TI) {
+          block.add_output(stage, functions.output(stage, StageInput::plain(x_TI)), hidden_TD);
+        };
+        inputs[0] = functions.normalized(Stage::attention_input, hidden_TD).value();
+        inputs[1] = functions.attention(hidden_TD);
+        add(Stage::attention_output, inputs[1]);
+        const StageInput x_TD = functions.normalized(Stage::feed_forward_input, hidden_TD);
+        inputs[2] = x_TD.value();
+        inputs[3] = functions.activation(Stage::kNoExpert, x_TD).value();
+        add(Stage::feed_forward_output, inputs[3]);
         for (size_t s = 0; s < 4; ++s) {
           const at::Tensor wide = inputs[s].to(at::kDouble);
           sums[s].add_(wide.t().mm(wide));

@@ -95,7 +95,7 @@ class BlockOf {
 
   Checkpoint checkpoint;
   TokenWindows windows;
-  FunctionalModel model;
+  DecoderFunctions model;
   NamedTensors weights;
   at::Tensor inputs_NTD, targets_NTD;
 };

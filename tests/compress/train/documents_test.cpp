@@ -62,7 +62,7 @@ class PackedWindow : public testing::TestWithParam<PackedCase> {
 
 TEST_P(PackedWindow, HasTheLogitsOfEachDocumentAlone) {
   const at::NoGradGuard no_grad;
-  const FunctionalModel functions(checkpoint_.description(), 64, at::kFloat);
+  const DecoderFunctions functions(checkpoint_.description(), 64, at::kFloat);
   const FrozenModel model = read_frozen(checkpoint_, functions, HeldWeights::narrow);
   const auto logits = [&](const TokenBatch& batch) {
     const at::Tensor x = model.normalized(batch.ids_BT, nullptr, nullptr, batch.starts);

@@ -56,7 +56,7 @@ Gradients take_gradients(StudentModel& student) {
 
 std::vector<at::Tensor> states_behind_blocks(const Checkpoint& teacher, const at::Tensor& ids_BT) {
   const at::NoGradGuard no_grad;
-  const FunctionalModel functions(teacher.description(), ids_BT.size(1), at::kFloat);
+  const DecoderFunctions functions(teacher.description(), ids_BT.size(1), at::kFloat);
   at::Tensor hidden = functions.embed(ids_BT, read_table(teacher, teacher.embedding(), at::kFloat));
   std::vector<at::Tensor> behind;
   for (int64_t b = 0; b < static_cast<int64_t>(teacher.description().blocks.size()); ++b) {
@@ -69,7 +69,7 @@ std::vector<at::Tensor> states_behind_blocks(const Checkpoint& teacher, const at
 at::Tensor teacher_logits(const Checkpoint& teacher, const at::Tensor& ids_BT) {
   const at::NoGradGuard no_grad;
   const ModelDescription& model = teacher.description();
-  const FunctionalModel functions(model, ids_BT.size(1), at::kFloat);
+  const DecoderFunctions functions(model, ids_BT.size(1), at::kFloat);
   const at::Tensor hidden = states_behind_blocks(teacher, ids_BT).back();
   const at::Tensor x = functions.final_norm(read_gain(teacher, model.final_norm), hidden);
   return functions.logits(read_table(teacher, teacher.head(), at::kFloat), x.reshape({-1, x.size(-1)}));
@@ -89,7 +89,7 @@ std::pair<double, Gradients> whole_graph(const TokenBatch& batch, const DistillL
   };
   const TrainedTensors outer = student.outer();
   collect(outer);
-  const FunctionalModel& functions = student.functions();
+  const DecoderFunctions& functions = student.functions();
   at::Tensor hidden = functions.embed(batch.ids_BT, outer.all.find(StudentModel::kEmbedding)->second);
   for (int64_t b = 0; b < student.num_blocks(); ++b) {
     const TrainedTensors block = student.block(b);

@@ -1,8 +1,10 @@
-#include "compress/train/row_functions_by_ops.h"
+#include "compress/model/row_functions_by_ops.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/sort.h>
 
 namespace pare {
 
@@ -21,9 +23,21 @@ at::Tensor rotate_heads_by_ops(const at::Tensor& x_BTHK, const RotaryAngles& ang
       .to(x_BTHK.scalar_type());
 }
 
+at::Tensor activation_by_ops(const at::Tensor& x, Activation activation) {
+  if (activation == Activation::silu) return at::silu(x);
+  return at::gelu(x, activation == Activation::gelu ? "none" : "tanh");
+}
+
 at::Tensor gated_activation_by_ops(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation) {
-  if (activation == Activation::silu) return at::silu(gate_RF).mul(up_RF);
-  return at::gelu(gate_RF, activation == Activation::gelu ? "none" : "tanh").mul(up_RF);
+  return activation_by_ops(gate_RF, activation).mul(up_RF);
+}
+
+TokenRouting route_rows_by_ops(const at::Tensor& logits_RE, const RoutingDescription& routing) {
+  const auto [sorted_RE, order_RE] =
+      at::sort(at::softmax(logits_RE, -1), /*stable=*/true, /*dim=*/-1, /*descending=*/true);
+  const at::Tensor top_RK = sorted_RE.narrow(1, 0, routing.experts_per_token);
+  return {order_RE.narrow(1, 0, routing.experts_per_token),
+          routing.normalizes_top_weights ? top_RK.div(top_RK.sum(-1, /*keepdim=*/true)) : top_RK};
 }
 
 }  // namespace pare

@@ -1,4 +1,4 @@
-#include "compress/train/row_functions.h"
+#include "compress/model/row_functions.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
@@ -6,22 +6,22 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
+#include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "compress/train/row_functions_by_ops.h"
+#include "compress/model/row_functions_by_ops.h"
 #include "quant/checked_tensor.h"
+#include "runtime/engine/routing.h"
 
 namespace pare {
 namespace {
@@ -41,6 +41,14 @@ void check_numbers(const at::Tensor& x, const std::string& where) {
   if (is_number(x)) return;
   throw std::invalid_argument(where + ": expected float32 or bfloat16, found " +
                               (x.defined() ? x.toString() : std::string("none")));
+}
+
+void check_gates(const at::Tensor& gate, const at::Tensor& up) {
+  check_numbers(gate, "gated_activation");
+  if (up.defined() && up.scalar_type() == gate.scalar_type() && up.sizes() == gate.sizes()) return;
+  throw std::invalid_argument("gated_activation: expected gate and up of one type and shape, found " + gate.toString() +
+                              " " + shape_text(gate) + " and " +
+                              (up.defined() ? up.toString() + " " + shape_text(up) : "none"));
 }
 
 // Calls work with a null pointer of the tensor's element type.
@@ -142,9 +150,9 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
-    const NormGradients found =
+    const auto [dx, dgain_D] =
         rms_norm_rows_backward(saved[0], saved[1], context->saved_data["epsilon"].toDouble(), gradients[0]);
-    return {found.x, found.gain_D, {}, {}};
+    return {dx, dgain_D, {}, {}};
   }
 };
 
@@ -263,73 +271,44 @@ struct RoundInput : torch::autograd::Function<RoundInput> {
   static variable_list backward(AutogradContext*, const variable_list& gradients) { return {gradients[0], {}}; }
 };
 
-struct HeldLinear : torch::autograd::Function<HeldLinear> {
-  enum Input : uint8_t { kX, kWeight, kBias };
-
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight_OI,
-                            const std::optional<at::Tensor>& bias_O) {
-    context->save_for_backward({x, weight_OI});
-    context->saved_data["has_bias"] = bias_O.has_value();
-    return at::linear(x, weight_OI.to(x.scalar_type()), bias_O);
+struct RouteRows : torch::autograd::Function<RouteRows> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& logits_RE,
+                               const RoutingDescription& routing) {
+    const at::Tensor logits = logits_RE.contiguous();
+    const int64_t num_rows = logits.size(0), num_experts = logits.size(1), num_chosen = routing.experts_per_token;
+    const at::Tensor weights_RK = at::empty({num_rows, num_chosen}, logits.options());
+    const at::Tensor experts_RK = at::empty({num_rows, num_chosen}, logits.options().dtype(at::kInt));
+    for (int64_t r = 0; r < num_rows; ++r) {
+      route_row({logits.const_data_ptr<float>() + r * num_experts, static_cast<size_t>(num_experts)}, routing,
+                experts_RK.data_ptr<int32_t>() + r * num_chosen, weights_RK.data_ptr<float>() + r * num_chosen);
+    }
+    const at::Tensor chosen_RK = experts_RK.to(at::kLong);
+    context->save_for_backward({logits_RE, chosen_RK, weights_RK});
+    context->mark_non_differentiable({chosen_RK});
+    context->saved_data["normalizes"] = routing.normalizes_top_weights;
+    return {chosen_RK, weights_RK};
   }
 
+  // weights = p / sum(p of the chosen), or p; p = softmax(logits).
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight_OI = saved[1];
-    const at::Tensor dy_RO = gradients[0].reshape({-1, weight_OI.size(0)});
-    at::Tensor dx, dweight_OI, dbias_O;
-    if (context->needs_input_grad(kX)) dx = at::mm(dy_RO, weight_OI.to(x.scalar_type())).view(x.sizes());
-    if (context->needs_input_grad(kWeight)) dweight_OI = at::mm(dy_RO.t(), x.reshape({-1, x.size(-1)}));
-    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(kBias)) dbias_O = dy_RO.sum(0);
-    return {dx, dweight_OI, dbias_O};
-  }
-};
-
-struct GatedLinear : torch::autograd::Function<GatedLinear> {
-  enum Input : uint8_t { kGate, kUp, kWeight, kBias };  // the tensors among the arguments
-
-  static at::Tensor product(const at::Tensor& gate, const at::Tensor& up, Activation activation,
-                            const InputFormat* format) {
-    return round_input(activated(gate, activation).mul_(up), format);
-  }
-
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& gate, const at::Tensor& up, int64_t activation,
-                            const InputFormat* format, const at::Tensor& weight_OF,
-                            const std::optional<at::Tensor>& bias_O) {
-    context->save_for_backward({gate, up, weight_OF});
-    context->saved_data["activation"] = activation;
-    context->saved_data["format"] = reinterpret_cast<int64_t>(format);
-    const at::Tensor product_RF = product(gate, up, static_cast<Activation>(activation), format);
-    context->saved_data["has_bias"] = bias_O.has_value();
-    return at::linear(product_RF, weight_OF.to(gate.scalar_type()), bias_O);
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const variable_list saved = context->get_saved_variables();
-    const at::Tensor& gate = saved[0];
-    const at::Tensor& up = saved[1];
-    const at::Tensor& weight_OF = saved[2];
-    const auto activation = static_cast<Activation>(context->saved_data["activation"].toInt());
-    // The graph keeps numbers and tensors alone.
-    // NOLINTNEXTLINE(performance-no-int-to-ptr)
-    const auto* const format = reinterpret_cast<const InputFormat*>(context->saved_data["format"].toInt());
-    const at::Tensor dy_RO = gradients[0].reshape({-1, weight_OF.size(0)});
-    at::Tensor dgate, dup, dweight_OF, dbias_O;
-    if (context->needs_input_grad(kWeight)) {
-      const at::Tensor product_RF = product(gate, up, activation, format).view({-1, weight_OF.size(1)});
-      dweight_OF = at::mm(dy_RO.t(), product_RF);
+    const at::Tensor &chosen_RK = saved[1], &weights_RK = saved[2];
+    const auto row_sums = [](const at::Tensor& x) { return x.sum(-1, /*keepdim=*/true); };
+    const at::Tensor shares_RE = at::softmax(saved[0], -1);
+    at::Tensor dshares_RK = gradients[1];
+    if (context->saved_data["normalizes"].toBool()) {
+      dshares_RK = dshares_RK.sub(row_sums(dshares_RK.mul(weights_RK))).div(row_sums(shares_RE.gather(-1, chosen_RK)));
     }
-    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(kBias)) dbias_O = dy_RO.sum(0);
-    if (context->needs_input_grad(kGate) || context->needs_input_grad(kUp)) {
-      const at::Tensor dproduct = at::mm(dy_RO, weight_OF.to(gate.scalar_type())).view(gate.sizes());
-      dgate = activation_gradient(dproduct.mul(up), gate, activation);
-      dup = activated(gate, activation).mul_(dproduct);
-    }
-    return {dgate, dup, {}, {}, dweight_OF, dbias_O};
+    const at::Tensor dshares_RE = at::zeros_like(shares_RE).scatter(-1, chosen_RK, dshares_RK);
+    return {shares_RE.mul(dshares_RE.sub(row_sums(dshares_RE.mul(shares_RE)))), {}};
   }
 };
 
 }  // namespace
+
+bool has_row_kernels(const at::Tensor& x) {
+  return x.is_cpu();
+}
 
 at::Tensor rms_norm_rows(const at::Tensor& x_RD, const at::Tensor& gain_D, double epsilon, at::ScalarType out) {
   check_numbers(x_RD, "rms_norm_rows");
@@ -340,12 +319,12 @@ at::Tensor rms_norm_rows(const at::Tensor& x_RD, const at::Tensor& gain_D, doubl
         "found x " +
         shape_text(x_RD) + ", gain " + (gain_D.defined() ? gain_D.toString() + " " + shape_text(gain_D) : "none"));
   }
-  if (!x_RD.is_cpu()) return rms_norm_rows_by_ops(x_RD, gain_D, epsilon, out);
+  if (!has_row_kernels(x_RD)) return rms_norm_rows_by_ops(x_RD, gain_D, epsilon, out);
   return RmsNorm::apply(x_RD, gain_D.contiguous(), epsilon, out);
 }
 
-NormGradients rms_norm_rows_backward(const at::Tensor& x_RD, const at::Tensor& gain_D, double epsilon,
-                                     const at::Tensor& dy_RD) {
+std::tuple<at::Tensor, at::Tensor> rms_norm_rows_backward(const at::Tensor& x_RD, const at::Tensor& gain_D,
+                                                          double epsilon, const at::Tensor& dy_RD) {
   check_numbers(x_RD, "rms_norm_rows_backward");
   check_numbers(dy_RD, "rms_norm_rows_backward");
   const at::Tensor rows = x_RD.contiguous(), dy = dy_RD.contiguous(), gain = gain_D.contiguous();
@@ -362,9 +341,9 @@ NormGradients rms_norm_rows_backward(const at::Tensor& x_RD, const at::Tensor& g
                          partial.data_ptr<float>());
     });
   });
-  NormGradients found{dx, at::zeros({width}, partial.options())};
-  for (int64_t chunk = 0; chunk < partial.size(0); ++chunk) found.gain_D.add_(partial[chunk]);
-  return found;
+  at::Tensor dgain_D = at::zeros({width}, partial.options());
+  for (int64_t chunk = 0; chunk < partial.size(0); ++chunk) dgain_D.add_(partial[chunk]);
+  return {dx, dgain_D};
 }
 
 at::Tensor rotate_heads(const at::Tensor& x_BTHK, const RotaryAngles& angles) {
@@ -376,7 +355,7 @@ at::Tensor rotate_heads(const at::Tensor& x_BTHK, const RotaryAngles& angles) {
     throw std::invalid_argument("rotate_heads: expected x [B, T, H, K] and angles [>= T, K / 2], found x " +
                                 shape_text(x_BTHK) + ", angles " + shape_text(angles.cosine_TJ));
   }
-  if (!x_BTHK.is_cpu()) return rotate_heads_by_ops(x_BTHK, angles);
+  if (!has_row_kernels(x_BTHK)) return rotate_heads_by_ops(x_BTHK, angles);
   return RotateHeads::apply(x_BTHK, angles.cosine_TJ, angles.sine_TJ);
 }
 
@@ -384,48 +363,27 @@ at::Tensor round_input(const at::Tensor& x, const InputFormat* format) {
   return format == nullptr ? x : RoundInput::apply(x, format);
 }
 
-bool may_be_held_as(at::ScalarType held, at::ScalarType compute) {
-  return held == compute || (compute == at::kFloat && (held == at::kBFloat16 || held == at::kHalf));
+at::Tensor gated_activation(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation) {
+  check_gates(gate_RF, up_RF);
+  if (!has_row_kernels(gate_RF)) return gated_activation_by_ops(gate_RF, up_RF, activation);
+  return activated(gate_RF, activation).mul_(up_RF);
 }
 
-at::ScalarType held_type(DType stored, at::ScalarType compute, at::Device device) {
-  const at::ScalarType type = stored == DType::BF16 ? at::kBFloat16 : stored == DType::F16 ? at::kHalf : at::kFloat;
-  return device.is_cpu() && may_be_held_as(type, compute) ? type : compute;
+std::tuple<at::Tensor, at::Tensor> gated_activation_backward(const at::Tensor& gate_RF, const at::Tensor& up_RF,
+                                                             Activation activation, const at::Tensor& dy_RF) {
+  return {activation_gradient(dy_RF.mul(up_RF), gate_RF, activation), activated(gate_RF, activation).mul_(dy_RF)};
 }
 
-at::Tensor held_linear(const at::Tensor& x, const at::Tensor& weight_OI, const at::Tensor& bias_O) {
-  check_numbers(x, "held_linear");
-  const bool fits = weight_OI.defined() && weight_OI.dim() == 2 &&
-                    may_be_held_as(weight_OI.scalar_type(), x.scalar_type()) && x.dim() >= 1 &&
-                    weight_OI.size(1) == x.size(-1);
-  if (!fits) {
-    throw std::invalid_argument("held_linear: expected x [..., I] and a weight [O, I] of its type or narrower, found " +
-                                x.toString() + " " + shape_text(x) + " and " +
-                                (weight_OI.defined() ? weight_OI.toString() + " " + shape_text(weight_OI) : "none"));
-  }
-  const std::optional<at::Tensor> bias = bias_O.defined() ? std::optional(bias_O) : std::nullopt;
-  if (weight_OI.scalar_type() == x.scalar_type()) return at::linear(x, weight_OI, bias);
-  return HeldLinear::apply(x, weight_OI, bias);
+ExpertRows TokenRouting::rows_of(int64_t expert) const {
+  const at::Tensor places_S2 = experts_RK.eq(expert).nonzero();
+  const at::Tensor rows_S = places_S2.select(1, 0).contiguous();
+  return {rows_S, weights_RK.reshape({-1}).index_select(0, rows_S.mul(weights_RK.size(1)).add(places_S2.select(1, 1)))};
 }
 
-at::Tensor gated_linear(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation,
-                        const InputFormat* format, const at::Tensor& weight_OF, const at::Tensor& bias_O) {
-  check_numbers(gate_RF, "gated_linear");
-  const bool fits = up_RF.defined() && up_RF.scalar_type() == gate_RF.scalar_type() &&
-                    up_RF.sizes() == gate_RF.sizes() && weight_OF.defined() && weight_OF.dim() == 2 &&
-                    may_be_held_as(weight_OF.scalar_type(), gate_RF.scalar_type()) &&
-                    weight_OF.size(1) == gate_RF.size(-1);
-  if (!fits) {
-    throw std::invalid_argument(
-        "gated_linear: expected gate and up [..., F] of one type and a weight [O, F] of it or narrower, found gate " +
-        shape_text(gate_RF) + ", up " + shape_text(up_RF) + ", weight " + shape_text(weight_OF));
-  }
-  const std::optional<at::Tensor> bias = bias_O.defined() ? std::optional(bias_O) : std::nullopt;
-  if (!gate_RF.is_cpu()) {
-    const at::Tensor product_RF = round_input(gated_activation_by_ops(gate_RF, up_RF, activation), format);
-    return at::linear(product_RF, weight_OF.to(product_RF.scalar_type()), bias);
-  }
-  return GatedLinear::apply(gate_RF, up_RF, static_cast<int64_t>(activation), format, weight_OF, bias);
+TokenRouting route_rows(const at::Tensor& logits_RE, const RoutingDescription& routing) {
+  if (!has_row_kernels(logits_RE)) return route_rows_by_ops(logits_RE, routing);
+  const std::vector<at::Tensor> found = RouteRows::apply(logits_RE, routing);
+  return {found[0], found[1]};
 }
 
 }  // namespace pare

@@ -1,18 +1,16 @@
 // Checks attention of grouped heads against plain loops in float64, and its gradients against central differences.
-#include "compress/train/grouped_attention.h"
+#include "compress/model/attention.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <array>
 #include <cmath>
-#include <limits>
 
 #include "tests/expect_error.h"
 
@@ -26,19 +24,7 @@ at::Tensor draw(at::IntArrayRef shape, uint64_t seed) {
   return at::randn(shape, at::make_generator<at::CPUGeneratorImpl>(seed), at::kDouble);
 }
 
-// Query q of the last queries sees the keys up to its own, or the last three of them.
-VisibleKeys visible_keys(bool is_causal, int64_t num_queries) {
-  if (is_causal) return {.is_causal = true, .mask_QK = {}};
-  at::Tensor mask_QK =
-      at::full({num_queries, kKeys}, -std::numeric_limits<double>::infinity(), at::TensorOptions(at::kDouble));
-  for (int64_t q = 0; q < num_queries; ++q) {
-    const int64_t last = kKeys - num_queries + q;
-    for (int64_t t = std::max<int64_t>(0, last - 2); t <= last; ++t) mask_QK[q][t] = 0.0;
-  }
-  return {.mask_QK = mask_QK};
-}
-
-at::Tensor by_loops(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const VisibleKeys& visible) {
+at::Tensor by_loops(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionRule& rule) {
   at::Tensor out = at::empty_like(q);
   const auto Q = q.accessor<double, 4>(), K = k.accessor<double, 4>(), V = v.accessor<double, 4>();
   auto O = out.accessor<double, 4>();
@@ -50,10 +36,13 @@ at::Tensor by_loops(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
         double sum = 0.0;
         std::array<double, kHeadSize> mixed{};
         for (int64_t t = 0; t < kKeys; ++t) {
-          if (visible.is_causal ? t > i : std::isinf((*visible.mask_QK)[i][t].item<double>())) continue;
+          const int64_t own = kKeys - q.size(2) + i;  // the queries are those of the last keys
+          if (t > own || (rule.window > 0 && t <= own - rule.window)) continue;
           double score = 0.0;
           for (int64_t e = 0; e < kHeadSize; ++e) score += Q[b][h][i][e] * K[b][g][t][e];
-          const double weight = std::exp(kScale * score);
+          score *= rule.scale;
+          if (rule.softcap > 0.0) score = rule.softcap * std::tanh(score / rule.softcap);
+          const double weight = std::exp(score);
           sum += weight;
           for (int64_t e = 0; e < kHeadSize; ++e) mixed[static_cast<size_t>(e)] += weight * V[b][g][t][e];
         }
@@ -65,13 +54,15 @@ at::Tensor by_loops(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
 }
 
 struct Case {
-  int64_t num_heads, num_groups, num_queries;
-  bool is_causal;
+  int64_t num_heads, num_groups, num_queries, window;
+  double softcap;
 };
 
-TEST(GroupedAttention, EqualsPlainLoopsWithTheirGradients) {
-  for (const Case& test :
-       {Case{6, 2, kKeys, true}, Case{6, 2, 4, false}, Case{3, 3, kKeys, true}, Case{4, 1, 1, false}}) {
+class Attention : public testing::TestWithParam<AttentionKernel> {};
+
+TEST_P(Attention, EqualsPlainLoopsWithTheirGradients) {
+  for (const Case& test : {Case{6, 2, kKeys, 0, 0.0}, Case{6, 2, 4, 3, 0.0}, Case{3, 3, kKeys, 0, 0.0},
+                           Case{4, 1, 1, 3, 0.0}, Case{6, 3, kKeys, 3, 0.0}, Case{6, 3, 5, 0, 0.7}}) {
     SCOPED_TRACE(std::to_string(test.num_heads) + " heads, " + std::to_string(test.num_groups) + " groups");
     // In memory, heads follow tokens as the model's do.
     const auto heads = [](int64_t num_tokens, int64_t num_heads, uint64_t seed) {
@@ -79,7 +70,7 @@ TEST(GroupedAttention, EqualsPlainLoopsWithTheirGradients) {
     };
     const std::array<at::Tensor, 3> inputs = {heads(test.num_queries, test.num_heads, 1),
                                               heads(kKeys, test.num_groups, 2), heads(kKeys, test.num_groups, 3)};
-    const VisibleKeys visible = visible_keys(test.is_causal, test.num_queries);
+    const AttentionRule rule{kScale, test.window, test.softcap};
     const at::Tensor weight = draw(inputs[0].sizes(), 4);
     std::vector<at::Tensor> leaves;
     at::Tensor value;
@@ -87,10 +78,10 @@ TEST(GroupedAttention, EqualsPlainLoopsWithTheirGradients) {
     {
       const at::AutoGradMode enabled(true);
       for (const at::Tensor& input : inputs) leaves.push_back(input.detach().requires_grad_(true));
-      value = grouped_attention(leaves[0], leaves[1], leaves[2], visible, kScale);
+      value = attention_of(GetParam(), leaves[0], leaves[1], leaves[2], rule);
       gradients = torch::autograd::grad({value}, leaves, {weight});
     }
-    const at::Tensor expected = by_loops(inputs[0], inputs[1], inputs[2], visible);
+    const at::Tensor expected = by_loops(inputs[0], inputs[1], inputs[2], rule);
     EXPECT_LE(value.detach().sub(expected).abs().max().item<double>(), 1e-13);
     // Central differences of sum(weight * out) err by about step^2, and by roundings of its sum over step.
     constexpr double kStep = 1e-4;
@@ -102,7 +93,7 @@ TEST(GroupedAttention, EqualsPlainLoopsWithTheirGradients) {
           moved[n] = inputs[n].contiguous().clone();
           moved[n].data_ptr<double>()[place] += side == 0 ? kStep : -kStep;
           sums[static_cast<size_t>(side)] =
-              by_loops(moved[0], moved[1], moved[2], visible).mul(weight).sum().item<double>();
+              by_loops(moved[0], moved[1], moved[2], rule).mul(weight).sum().item<double>();
         }
         EXPECT_NEAR(gradients[n].contiguous().data_ptr<double>()[place], (sums[0] - sums[1]) / (2.0 * kStep), 1e-6)
             << "input " << n << ", " << place;
@@ -111,17 +102,21 @@ TEST(GroupedAttention, EqualsPlainLoopsWithTheirGradients) {
   }
 }
 
-TEST(GroupedAttention, RefusesWhatDoesNotFit) {
+INSTANTIATE_TEST_SUITE_P(Kernels, Attention, testing::Values(AttentionKernel::fused, AttentionKernel::by_query_blocks));
+
+TEST(AttentionShapes, RefusesWhatDoesNotFit) {
   const at::Tensor q = draw({1, 4, 5, 8}, 1), kv = draw({1, 2, 5, 8}, 2);
-  EXPECT_NO_THROW(grouped_attention(q, kv, kv, {.is_causal = true, .mask_QK = {}}, kScale));
-  const auto refused = [&](const at::Tensor& k, const at::Tensor& v, const VisibleKeys& visible) {
-    expect_error<std::invalid_argument>([&] { grouped_attention(q, k, v, visible, kScale); },
-                                        {"grouped_attention", "[1, 4, 5, 8]"});
+  EXPECT_NO_THROW(attention_of(AttentionKernel::fused, q, kv, kv, {.scale = kScale}));
+  const auto refused = [&](const at::Tensor& k, const at::Tensor& v) {
+    for (const AttentionKernel kernel : {AttentionKernel::fused, AttentionKernel::by_query_blocks}) {
+      expect_error<std::invalid_argument>([&] { attention_of(kernel, q, k, v, {.scale = kScale}); },
+                                          {"attention_of", "[1, 4, 5, 8]"});
+    }
   };
-  refused(draw({1, 3, 5, 8}, 3), draw({1, 3, 5, 8}, 3), {});
-  refused(kv, draw({1, 2, 6, 8}, 3), {});
-  refused(draw({1, 2, 6, 8}, 3), draw({1, 2, 6, 8}, 3), {.is_causal = true, .mask_QK = {}});
-  refused(kv.to(at::kFloat), kv, {});
+  refused(draw({1, 3, 5, 8}, 3), draw({1, 3, 5, 8}, 3));
+  refused(kv, draw({1, 2, 6, 8}, 3));
+  refused(draw({1, 2, 4, 8}, 3), draw({1, 2, 4, 8}, 3));
+  refused(kv.to(at::kFloat), kv);
 }
 
 }  // namespace

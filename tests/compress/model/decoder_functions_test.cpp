@@ -1,5 +1,5 @@
-// Checks the model for training against logits of transformers, and its gradients against differences of its own loss.
-#include "compress/train/functional_model.h"
+// Checks a decoder's functions against logits of transformers, and their gradients against differences of their own loss.
+#include "compress/model/decoder_functions.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
@@ -56,7 +56,7 @@ at::Tensor ids_of(const TokenWindows& windows) {
   return ids_BT;
 }
 
-at::Tensor logits_of(const FunctionalModel& model, const Weights& weights, const at::Tensor& ids_BT) {
+at::Tensor logits_of(const DecoderFunctions& model, const Weights& weights, const at::Tensor& ids_BT) {
   at::Tensor hidden = model.embed(ids_BT, weights.embedding);
   for (size_t b = 0; b < weights.blocks.size(); ++b) {
     hidden = model.block(static_cast<int64_t>(b), weights.blocks[b], hidden);
@@ -76,7 +76,7 @@ class FamilyInTraining : public testing::TestWithParam<const char*> {
 // 1e-4).
 TEST_P(FamilyInTraining, LogitsEqualThoseOfTransformers) {
   const at::NoGradGuard no_grad;
-  const FunctionalModel model(checkpoint.description(), windows.num_tokens, at::kFloat);
+  const DecoderFunctions model(checkpoint.description(), windows.num_tokens, at::kFloat);
   const at::Tensor logits = logits_of(model, read_weights(checkpoint, at::kFloat), ids_of(windows)).contiguous();
   const std::vector<float> expected = read_logits(kFamilies / GetParam() / "logits.npy");
   ASSERT_EQ(static_cast<size_t>(logits.numel()), expected.size());
@@ -94,7 +94,7 @@ TEST_P(FamilyInTraining, LogitsEqualThoseOfTransformers) {
 class DenseFamilyInTraining : public FamilyInTraining {};
 TEST_P(DenseFamilyInTraining, BfloatIsNear) {
   const at::NoGradGuard no_grad;
-  const FunctionalModel model(checkpoint.description(), windows.num_tokens, at::kBFloat16);
+  const DecoderFunctions model(checkpoint.description(), windows.num_tokens, at::kBFloat16);
   const at::Tensor logits = logits_of(model, read_weights(checkpoint, at::kBFloat16), ids_of(windows)).contiguous();
   const std::vector<float> expected = read_logits(kFamilies / GetParam() / "logits.npy");
   double squares = 0.0, difference = 0.0;
@@ -111,7 +111,7 @@ TEST_P(DenseFamilyInTraining, BfloatIsNear) {
 // the step is a hundredth of that, and rounding is still below 1 %.
 TEST_P(FamilyInTraining, GradientsAreThoseOfDifferences) {
   const ModelDescription& description = checkpoint.description();
-  const FunctionalModel model(description, windows.num_tokens, at::kFloat);
+  const DecoderFunctions model(description, windows.num_tokens, at::kFloat);
   Weights weights = read_weights(checkpoint, at::kFloat);
   const at::Tensor ids_BT = ids_of(windows);
   const bool is_mixture = description.blocks.back().is_mixture();
@@ -171,21 +171,21 @@ INSTANTIATE_TEST_SUITE_P(Golden, DenseFamilyInTraining,
                                          "llama_mqa_biases", "llama_sharded_fp16", "mistral_window",
                                          "qwen2_biases_tied", "qwen3_norms_bf16"));
 
-TEST(FunctionalModel, RefusesOtherTypesAndMissingTensors) {
+TEST(DecoderFunctions, RefusesOtherTypesAndMissingTensors) {
   const Checkpoint checkpoint = Checkpoint::open(kFamilies / "llama_gqa_untied");
-  EXPECT_THROW(FunctionalModel(checkpoint.description(), 8, at::kHalf), std::invalid_argument);
-  const FunctionalModel model(checkpoint.description(), 8, at::kFloat);
+  EXPECT_THROW(DecoderFunctions(checkpoint.description(), 8, at::kHalf), std::invalid_argument);
+  const DecoderFunctions model(checkpoint.description(), 8, at::kFloat);
   EXPECT_THROW(model.block(0, {}, at::empty({1, 8, checkpoint.description().hidden_size}, at::kFloat)),
                std::invalid_argument);
 }
 
 // The token occurs hundreds of times. If its gradient were summed in bfloat16, each part after the first hundred would
 // lose most of its value.
-TEST(FunctionalModelEmbedding, ItsGradientIsSummedInFloat32) {
+TEST(DecoderFunctionsEmbedding, ItsGradientIsSummedInFloat32) {
   for (const char* family : {"llama_gqa_untied", "gemma3_local_global"}) {  // the second one scales embeddings
     const Checkpoint checkpoint = Checkpoint::open(kFamilies / family);
     const ModelDescription& model = checkpoint.description();
-    const FunctionalModel functions(model, 600, at::kBFloat16);
+    const DecoderFunctions functions(model, 600, at::kBFloat16);
     const int64_t num_tokens = 600, width = model.hidden_size;
     at::Tensor ids_BT = at::full({1, num_tokens}, 3, at::kLong);
     ids_BT[0][17] = 5;

@@ -1,0 +1,107 @@
+#include "compress/model/block_weights.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace pare {
+
+const at::Tensor& find_tensor(const NamedTensors& tensors, const std::string& name) {
+  const auto found = tensors.find(name);
+  if (found == tensors.end()) throw std::invalid_argument("the block lacks the tensor '" + name + "'");
+  return found->second;
+}
+
+LinearOperands operands_of(const NamedTensors& tensors, const LinearDescription& linear) {
+  return {find_tensor(tensors, linear.name + ".weight"),
+          linear.has_bias ? find_tensor(tensors, linear.name + ".bias") : at::Tensor()};
+}
+
+const InputFormat* input_format_of(const InputFormats& formats, const LinearDescription& linear) {
+  const auto found = formats.find(linear.name);
+  return found == formats.end() || found->second.is_plain() ? nullptr : &found->second;
+}
+
+std::vector<LinearDescription> linears_of(const BlockDescription& block) {
+  std::vector<LinearDescription> linears = {block.q, block.k, block.v, block.o};
+  if (block.router) linears.push_back(*block.router);
+  for (const FeedForwardDescription& expert : block.experts) {
+    linears.insert(linears.end(), {expert.gate, expert.up, expert.down});
+  }
+  return linears;
+}
+
+std::vector<NormDescription> norms_of(const BlockDescription& block) {
+  std::vector<NormDescription> norms = {block.attention_norm};
+  for (const auto& norm : {block.q_norm, block.k_norm, block.post_attention_norm}) {
+    if (norm) norms.push_back(*norm);
+  }
+  norms.push_back(block.feed_forward_norm);
+  if (block.post_feed_forward_norm) norms.push_back(*block.post_feed_forward_norm);
+  return norms;
+}
+
+at::Tensor float_tensor(std::span<const float> values) {
+  at::Tensor tensor = at::empty({static_cast<int64_t>(values.size())}, at::kFloat);
+  std::copy(values.begin(), values.end(), tensor.data_ptr<float>());
+  return tensor;
+}
+
+at::Tensor dense_values(const LinearWeights& linear) {
+  at::Tensor weight_OI = at::empty({linear.num_out(), linear.num_in()}, at::kFloat);
+  weight_rows(linear, 0, linear.num_out(), {weight_OI.data_ptr<float>(), static_cast<size_t>(weight_OI.numel())});
+  return weight_OI;
+}
+
+at::Tensor read_table(const Checkpoint& checkpoint, const LinearDescription& table, at::ScalarType compute) {
+  at::Tensor weight_OI = dense_values(checkpoint.linear(table)).to(compute);
+  checkpoint.drop_pages(table);
+  return weight_OI;
+}
+
+at::Tensor read_gain(const Checkpoint& checkpoint, const NormDescription& norm) {
+  return float_tensor(checkpoint.norm_gain(norm));
+}
+
+void read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, at::ScalarType compute,
+                 NamedTensors& tensors) {
+  const LinearWeights weights = checkpoint.linear(linear);
+  tensors[linear.name + ".weight"] = dense_values(weights).to(compute);
+  if (linear.has_bias) tensors[linear.name + ".bias"] = float_tensor(weights.bias_O).to(compute);
+  checkpoint.drop_pages(linear);
+}
+
+at::ScalarType held_type(const LinearWeights& linear, at::ScalarType compute, at::Device device) {
+  const auto* const dense = std::get_if<DenseWeight>(&linear.weight);
+  return dense == nullptr ? compute : held_type(dense->dtype, compute, device);
+}
+
+NamedTensors read_block(const Checkpoint& checkpoint, int64_t index, at::ScalarType compute) {
+  const BlockDescription& block = checkpoint.description().blocks.at(static_cast<size_t>(index));
+  NamedTensors tensors;
+  for (const LinearDescription& linear : linears_of(block)) read_linear(checkpoint, linear, compute, tensors);
+  for (const NormDescription& norm : norms_of(block)) tensors[norm.name + ".weight"] = read_gain(checkpoint, norm);
+  return tensors;
+}
+
+InputFormats read_input_formats(const Checkpoint& checkpoint) {
+  InputFormats formats;
+  for (const LinearDescription& linear : block_linears(checkpoint.description())) {
+    InputFormat format = checkpoint.linear(linear).input;
+    if (!format.is_plain()) formats.emplace(linear.name, std::move(format));
+  }
+  return formats;
+}
+
+void embed(const LinearWeights& table_VD, float embedding_scale, std::span<const int32_t> ids_T, float* hidden_TD) {
+  const int64_t width = table_VD.num_in();
+  for (size_t t = 0; t < ids_T.size(); ++t) {
+    const std::span<float> row(hidden_TD + static_cast<int64_t>(t) * width, static_cast<size_t>(width));
+    weight_rows(table_VD, ids_T[t], 1, row);
+    for (float& value : row) value *= embedding_scale;
+  }
+}
+
+}  // namespace pare

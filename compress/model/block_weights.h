@@ -1,0 +1,57 @@
+// The tensors that a model's blocks multiply with, by their names in the checkpoint, and how they are read from it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "compress/model/stage_products.h"
+#include "runtime/format/input_format.h"
+#include "runtime/model/checkpoint.h"
+#include "runtime/model/model_description.h"
+
+namespace pare {
+
+// Tensors under their checkpoint names: linears' ".weight" in the type of products or held in a narrower one
+// (held_type), ".bias" in the type of products, norms' ".weight" in float32 with the unit offset added.
+using NamedTensors = std::map<std::string, at::Tensor, std::less<>>;
+// How inputs of linears are rounded, by the linear's name; plain ones may be left out. Gradients pass straight through
+// (Bengio et al., arXiv 1308.3432).
+using InputFormats = std::map<std::string, InputFormat, std::less<>>;
+
+// Throws std::invalid_argument for a tensor that is missing.
+const at::Tensor& find_tensor(const NamedTensors& tensors, const std::string& name);
+LinearOperands operands_of(const NamedTensors& tensors, const LinearDescription& linear);
+// How the linear's input is rounded; null where it is not.
+const InputFormat* input_format_of(const InputFormats& formats, const LinearDescription& linear);
+
+// The block's linears (of a mixture with its router) and norms, in the order in which a token meets them.
+std::vector<LinearDescription> linears_of(const BlockDescription& block);
+std::vector<NormDescription> norms_of(const BlockDescription& block);
+
+// A float32 vector that holds a copy of the values.
+at::Tensor float_tensor(std::span<const float> values);
+// A linear's weight as its file holds it, decoded: float32 [O, I].
+at::Tensor dense_values(const LinearWeights& linear);
+
+// Read weights of the checkpoint as they are multiplied, without gradients: of linears and embedding in the type
+// `compute`, of norms in float32. `index` is a block's. They throw what Checkpoint throws.
+NamedTensors read_block(const Checkpoint& checkpoint, int64_t index, at::ScalarType compute);
+at::Tensor read_table(const Checkpoint& checkpoint, const LinearDescription& table, at::ScalarType compute);
+at::Tensor read_gain(const Checkpoint& checkpoint, const NormDescription& norm);
+// Adds the linear's ".weight" and, where it has one, its ".bias".
+void read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, at::ScalarType compute,
+                 NamedTensors& tensors);
+// held_type of a linear, whose codes are decoded in the type `compute`.
+at::ScalarType held_type(const LinearWeights& linear, at::ScalarType compute, at::Device device);
+// The formats of the inputs of all blocks' linears that are rounded.
+InputFormats read_input_formats(const Checkpoint& checkpoint);
+
+// Writes embedding_scale * table[ids[t]] to hidden[t] of one window, float32. The table may be dense or quantized.
+void embed(const LinearWeights& table_VD, float embedding_scale, std::span<const int32_t> ids_T, float* hidden_TD);
+
+}  // namespace pare

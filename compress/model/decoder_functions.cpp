@@ -1,0 +1,234 @@
+#include "compress/model/decoder_functions.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "runtime/engine/backend.h"
+
+namespace pare {
+namespace {
+
+at::Tensor copied(std::span<const float> values, at::IntArrayRef shape) {
+  return float_tensor(values).view(shape);
+}
+
+bool is_same_rope(const RopeDescription& a, const RopeDescription& b) {
+  return a.attention_factor == b.attention_factor && a.inverse_frequencies == b.inverse_frequencies;
+}
+
+}  // namespace
+
+DecoderFunctions::DecoderFunctions(const ModelDescription& model, int64_t max_tokens, at::ScalarType compute,
+                                   at::Device device, AttentionKernel attention)
+    : model_(&model), compute_(compute), device_(device), attention_(attention) {
+  if (compute != at::kFloat && compute != at::kBFloat16) {
+    throw std::invalid_argument("DecoderFunctions: expected float32 or bfloat16, found " +
+                                std::string(at::toString(compute)));
+  }
+  for (size_t b = 0; b < model.blocks.size(); ++b) {
+    const RopeDescription& rope = model.blocks[b].rope;
+    for (size_t earlier = 0; earlier < b && angles_.size() == b; ++earlier) {
+      if (is_same_rope(rope, model.blocks[earlier].rope)) angles_.push_back(angles_[earlier]);
+    }
+    if (angles_.size() > b) continue;
+    const RopeTable table = make_rope_table(rope, model.head_size, max_tokens);
+    const std::vector<int64_t> shape = {max_tokens, model.head_size / 2};
+    angles_.push_back(std::make_shared<RotaryAngles>(
+        RotaryAngles{copied(table.cosine, shape).to(device), copied(table.sine, shape).to(device)}));
+  }
+}
+
+void DecoderFunctions::set_input_formats(InputFormats formats) {
+  input_formats_ = std::move(formats);
+}
+
+at::Tensor DecoderFunctions::embed(const at::Tensor& ids_BT, const at::Tensor& table_VD) const {
+  at::Tensor hidden_BTD = at::embedding(table_VD, ids_BT).to(at::kFloat);
+  return model_->embedding_scale == 1.0f ? hidden_BTD : hidden_BTD.mul(model_->embedding_scale);
+}
+
+at::Tensor DecoderFunctions::embedding_gradient(const at::Tensor& ids_BT, const at::Tensor& gradient_BTD,
+                                                int64_t num_rows) const {
+  const at::Tensor by_row = model_->embedding_scale == 1.0f ? gradient_BTD : gradient_BTD.mul(model_->embedding_scale);
+  return at::embedding_dense_backward(by_row, ids_BT, num_rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
+}
+
+at::Tensor DecoderFunctions::block(int64_t index, const NamedTensors& weights, const at::Tensor& hidden_BTD,
+                                   KeyValues* earlier, const DocumentStarts& starts) const {
+  return BlockFunctions(*this, index, weights, input_formats_).forward(hidden_BTD, earlier, starts);
+}
+
+at::Tensor DecoderFunctions::final_norm(const at::Tensor& gain_D, const at::Tensor& hidden_RD) const {
+  return rms_norm_rows(hidden_RD, gain_D, model_->final_norm.epsilon, compute_);
+}
+
+at::Tensor DecoderFunctions::head_products(const at::Tensor& head_VD, const at::Tensor& normalized_RD) const {
+  return at::linear(normalized_RD, head_VD);
+}
+
+at::Tensor DecoderFunctions::logits(const at::Tensor& head_VD, const at::Tensor& normalized_RD) const {
+  return logits_of(head_products(head_VD, normalized_RD));
+}
+
+at::Tensor DecoderFunctions::logits_of(const at::Tensor& products_RV) const {
+  at::Tensor logits_RV = products_RV.to(at::kFloat);
+  if (model_->logit_softcap > 0.0f) {
+    logits_RV = logits_RV.div(model_->logit_softcap).tanh().mul(model_->logit_softcap);
+  }
+  return logits_RV;
+}
+
+BlockFunctions::BlockFunctions(const DecoderFunctions& model, int64_t index, const NamedTensors& weights,
+                               const InputFormats& formats, const RoundedSite* site)
+    : functions_(model),
+      model_(model.description()),
+      block_(model_.blocks.at(static_cast<size_t>(index))),
+      angles_(model.angles(index)),
+      weights_(weights),
+      formats_(formats),
+      site_(site) {}
+
+at::Tensor BlockFunctions::norm(const NormDescription& norm, const at::Tensor& x, at::ScalarType out) const {
+  return rms_norm_rows(x, find_tensor(weights_, norm.name + ".weight"), norm.epsilon, out);
+}
+
+at::Tensor BlockFunctions::rounded(ActivationSite site, const at::Tensor& x) const {
+  return site_ != nullptr && site_->site == site ? round_input(x, &site_->format) : x;
+}
+
+StageInput BlockFunctions::normalized(Stage stage, const at::Tensor& hidden) const {
+  const NormDescription& norm = stage.kind == Stage::attention_input ? block_.attention_norm : block_.feed_forward_norm;
+  return StageInput::norm(hidden, find_tensor(weights_, norm.name + ".weight"), norm.epsilon,
+                          functions_.compute_type());
+}
+
+// softmax(scale q k^T + mask) v.
+at::Tensor BlockFunctions::attend(const at::Tensor& q_BHTK, const at::Tensor& k_BGTK, const at::Tensor& v_BGTK) const {
+  const AttentionRule rule{model_.attention_scale, block_.sliding_window, model_.attention_softcap};
+  return attention_of(functions_.attention_kernel(), q_BHTK, k_BGTK, v_BGTK, rule, site_);
+}
+
+at::Tensor BlockFunctions::attend_documents(const at::Tensor& q_BTHK, const at::Tensor& k_BTGK,
+                                            const at::Tensor& v_BTGK, const DocumentStarts& starts) const {
+  const int64_t batch = q_BTHK.size(0), num_tokens = q_BTHK.size(1);
+  const int64_t width = model_.num_heads * model_.head_size;
+  std::vector<at::Tensor> mixed_TI;
+  for (int64_t b = 0; b < batch; ++b) {
+    const std::vector<int64_t>& later = starts.at(static_cast<size_t>(b));
+    for (size_t d = 0; d <= later.size(); ++d) {
+      const int64_t first = d == 0 ? 0 : later[d - 1];
+      const int64_t count = (d < later.size() ? later[d] : num_tokens) - first;
+      const RotaryAngles angles = angles_.positions(0, count);
+      const auto part = [&](const at::Tensor& of_all) { return of_all.narrow(0, b, 1).narrow(1, first, count); };
+      const at::Tensor mixed_1HTK =
+          attend(rotate_heads(part(q_BTHK), angles).transpose(1, 2), rotate_heads(part(k_BTGK), angles).transpose(1, 2),
+                 part(v_BTGK).transpose(1, 2));
+      mixed_TI.push_back(mixed_1HTK.transpose(1, 2).reshape({count, width}));
+    }
+  }
+  return at::cat(mixed_TI, 0).view({batch, num_tokens, width});
+}
+
+at::Tensor BlockFunctions::attention(const at::Tensor& hidden, KeyValues* earlier, const DocumentStarts& starts) const {
+  const int64_t num_tokens = hidden.size(-2);
+  const std::vector<at::Tensor> products = stage_products(
+      normalized(Stage::attention_input, hidden), input_format_of(formats_, block_.q),
+      {operands_of(weights_, block_.q), operands_of(weights_, block_.k), operands_of(weights_, block_.v)});
+  const auto heads = [&](const at::Tensor& product, int64_t num_heads) {
+    return product.view({-1, num_tokens, num_heads, model_.head_size});
+  };
+  at::Tensor q_BTHK = heads(products[0], model_.num_heads);
+  at::Tensor k_BTGK = heads(products[1], model_.num_kv_heads);
+  const at::Tensor v_BTGK = heads(products[2], model_.num_kv_heads);
+  if (block_.q_norm) q_BTHK = norm(*block_.q_norm, q_BTHK, functions_.compute_type());
+  if (block_.k_norm) k_BTGK = norm(*block_.k_norm, k_BTGK, functions_.compute_type());
+  if (!starts.empty()) return attend_documents(q_BTHK, k_BTGK, v_BTGK, starts);
+  const int64_t num_earlier = earlier != nullptr && earlier->keys_BGTK.defined() ? earlier->keys_BGTK.size(2) : 0;
+  const RotaryAngles angles = angles_.positions(num_earlier, num_tokens);
+  q_BTHK = rotate_heads(q_BTHK, angles);
+  at::Tensor k_BGTK = rotate_heads(k_BTGK, angles).transpose(1, 2);
+  at::Tensor v_BGTK = v_BTGK.transpose(1, 2);
+  if (earlier != nullptr) {
+    if (num_earlier > 0) {
+      k_BGTK = at::cat({earlier->keys_BGTK, k_BGTK}, 2);
+      v_BGTK = at::cat({earlier->values_BGTK, v_BGTK}, 2);
+    }
+    *earlier = {k_BGTK, v_BGTK};
+  }
+  return attend(q_BTHK.transpose(1, 2), k_BGTK, v_BGTK).transpose(1, 2).reshape(products[0].sizes());
+}
+
+StageInput BlockFunctions::activation(int64_t expert, const StageInput& input) const {
+  const FeedForwardDescription& network = block_.experts.at(static_cast<size_t>(std::max<int64_t>(expert, 0)));
+  const std::vector<at::Tensor> products =
+      stage_products(input, input_format_of(formats_, network.gate),
+                     {operands_of(weights_, network.gate), operands_of(weights_, network.up)});
+  return StageInput::gated(products[0], products[1], model_.activation);
+}
+
+at::Tensor BlockFunctions::output(Stage stage, const StageInput& input) const {
+  const LinearDescription linear = stage_layers(block_, stage).front();
+  return stage_product(input, input_format_of(formats_, linear), operands_of(weights_, linear));
+}
+
+at::Tensor BlockFunctions::add(Stage stage, const at::Tensor& output, const at::Tensor& hidden) const {
+  const bool is_attention = stage.kind == Stage::attention_output;
+  const std::optional<NormDescription>& post =
+      is_attention ? block_.post_attention_norm : block_.post_feed_forward_norm;
+  const at::Tensor delta = post ? norm(*post, output, at::kFloat) : output;
+  return is_attention ? hidden.add(rounded(ActivationSite::attention_output, delta))
+                      : rounded(ActivationSite::residual_sum, hidden.add(delta));
+}
+
+TokenRouting BlockFunctions::route(const at::Tensor& x_RD) const {
+  return route_rows(
+      stage_product(StageInput::plain(x_RD), nullptr, operands_of(weights_, *block_.router)).to(at::kFloat),
+      block_.routing);
+}
+
+void BlockFunctions::add_expert(const ExpertRows& rows, const at::Tensor& output_SD, at::Tensor& sum_RD) {
+  sum_RD.index_add_(0, rows.rows_S, output_SD.to(at::kFloat).mul(rows.weights_S.unsqueeze(1)));
+}
+
+at::Tensor BlockFunctions::mixture(const at::Tensor& x) const {
+  const at::Tensor x_RD = x.reshape({-1, x.size(-1)});
+  const TokenRouting routing = route(x_RD);
+  at::Tensor sum_RD = at::zeros_like(x_RD, at::kFloat);
+  for (int64_t e = 0; e < static_cast<int64_t>(block_.experts.size()); ++e) {
+    const ExpertRows rows = routing.rows_of(e);
+    if (rows.rows_S.size(0) == 0) continue;
+    const StageInput x_SD = StageInput::plain(x_RD.index_select(0, rows.rows_S));
+    add_expert(rows, output({Stage::feed_forward_output, e}, activation(e, x_SD)), sum_RD);
+  }
+  return sum_RD.view(x.sizes());
+}
+
+at::Tensor BlockFunctions::forward(const at::Tensor& hidden, KeyValues* earlier, const DocumentStarts& starts) const {
+  const Stage mixes = Stage::attention_output;
+  const at::Tensor attended = add(mixes, output(mixes, StageInput::plain(attention(hidden, earlier, starts))), hidden);
+  const StageInput x = normalized(Stage::feed_forward_input, attended);
+  return add(
+      Stage::feed_forward_output,
+      block_.is_mixture() ? mixture(x.value()) : output(Stage::feed_forward_output, activation(Stage::kNoExpert, x)),
+      attended);
+}
+
+int64_t BlockFunctions::forward_bytes(const ModelDescription& model, int64_t num_tokens) {
+  const int64_t queries = model.num_heads * model.head_size, keys = model.num_kv_heads * model.head_size;
+  // Products, queries and keys after their rotation, and what attention makes.
+  const int64_t attention = model.hidden_size + 3 * queries + 3 * keys;
+  // The norm, gate, up and their product, and the output. A mixture's rows and sum are no more than a dense block's.
+  const int64_t feed_forward = 3 * model.hidden_size + 3 * model.feed_forward_size;
+  return num_tokens * (2 * model.hidden_size + std::max(attention, feed_forward)) *
+             static_cast<int64_t>(sizeof(float)) +
+         query_block_bytes(model.num_heads / model.num_kv_heads, model.head_size, num_tokens);
+}
+
+}  // namespace pare

@@ -1,0 +1,139 @@
+// A decoder as functions of its weights: tensors by name in, hidden states and logits out, on the device of the
+// tensors, with gradients for whatever requires them. Training and calibration both compute with them, so that a
+// mechanism of a family stands here and in the runtime's engine.
+//
+// Hidden states are float32, [B, T, D] or [T, D]; linears multiply in the model's compute type, float32 or bfloat16.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "compress/model/attention.h"
+#include "compress/model/block_weights.h"
+#include "compress/model/row_functions.h"
+#include "compress/model/stage_products.h"
+#include "runtime/model/model_description.h"
+#include "runtime/model/stage.h"
+
+namespace pare {
+
+// Keys and values of the tokens before, of one block: [B, kv heads, T, K]. Undefined: there are none.
+struct KeyValues {
+  at::Tensor keys_BGTK, values_BGTK;
+};
+
+// For each sequence of a batch the positions after the first at which another document begins, in ascending order
+// (runtime/evaluate/document_windows.h). Empty: each sequence is one document.
+using DocumentStarts = std::vector<std::vector<int64_t>>;
+
+class DecoderFunctions {
+ public:
+  // For sequences of at most max_tokens tokens, those before them included. `model` must outlive it. compute:
+  // at::kFloat or at::kBFloat16. device: of all tensors. Throws std::invalid_argument for another type.
+  DecoderFunctions(const ModelDescription& model, int64_t max_tokens, at::ScalarType compute,
+                   at::Device device = at::kCPU, AttentionKernel attention = AttentionKernel::fused);
+
+  const ModelDescription& description() const { return *model_; }
+  at::ScalarType compute_type() const { return compute_; }
+  at::Device device() const { return device_; }
+  AttentionKernel attention_kernel() const { return attention_; }
+  const RotaryAngles& angles(int64_t block) const { return *angles_[static_cast<size_t>(block)]; }
+  void set_input_formats(InputFormats formats);
+
+  // ids_BT int64, table_VD in any floating type: [B, T, D] float32, scaled as the family has it.
+  at::Tensor embed(const at::Tensor& ids_BT, const at::Tensor& table_VD) const;
+  // The gradient of a loss by the table's num_rows rows, from its gradient by embed(): float32 [V, D], summed in
+  // float32 whatever the table's type, since some tokens come hundreds of times.
+  at::Tensor embedding_gradient(const at::Tensor& ids_BT, const at::Tensor& gradient_BTD, int64_t num_rows) const;
+  // Through block `index` (BlockFunctions::forward), with the formats that were set.
+  at::Tensor block(int64_t index, const NamedTensors& weights, const at::Tensor& hidden_BTD,
+                   KeyValues* earlier = nullptr, const DocumentStarts& starts = {}) const;
+  // The final norm, in the compute type: what the head multiplies.
+  at::Tensor final_norm(const at::Tensor& gain_D, const at::Tensor& hidden_RD) const;
+  // The head's products with normalized hidden states [R, D]: [R, V] in the compute type, half of float32's memory.
+  at::Tensor head_products(const at::Tensor& head_VD, const at::Tensor& normalized_RD) const;
+  // float32 logits [R, V] of such products.
+  at::Tensor logits_of(const at::Tensor& products_RV) const;
+  at::Tensor logits(const at::Tensor& head_VD, const at::Tensor& normalized_RD) const;
+
+ private:
+  const ModelDescription* model_;
+  at::ScalarType compute_;
+  at::Device device_;
+  AttentionKernel attention_;
+  std::vector<std::shared_ptr<const RotaryAngles>> angles_;  // of each block
+  InputFormats input_formats_;
+};
+
+// One block's functions, cut at its stages. A stage is one of the block's four inputs, and the linears that read it:
+//
+//   x = norm(hidden)                  attention_input      q, k, v
+//   mixed = attention(q, k, v)        attention_output     o          hidden += post_norm(o(mixed))
+//   x = norm(hidden)                  feed_forward_input   gate, up
+//   z = act(gate) * up                feed_forward_output  down       hidden += post_norm(down(z))
+//
+// In a mixture each expert has the two feed-forward stages for itself, and their inputs are rows of the tokens that go
+// to the expert, in order:
+//
+//   routing = route(norm(hidden))     once, of all tokens
+//   x = norm(hidden)[tokens of e]     feed_forward_input   gate_e, up_e
+//   z = act(gate) * up                feed_forward_output  down_e      sum[tokens of e] += weight * down_e(z)
+//   hidden += post_norm(sum)          after the last expert
+//
+// Linears multiply their inputs as their formats round them, each sequence of [B, T, I] by itself, as the runtime does.
+class BlockFunctions {
+ public:
+  // All must outlive it, and a graph that it makes. site: null, or what is rounded beside the inputs of linears: of
+  // softmax a query's keys as far as it sees them, else a token's channels; embedding_sum is not a block's.
+  BlockFunctions(const DecoderFunctions& model, int64_t index, const NamedTensors& weights, const InputFormats& formats,
+                 const RoundedSite* site = nullptr);
+
+  // The norm in front of attention_input or feed_forward_input.
+  StageInput normalized(Stage stage, const at::Tensor& hidden) const;
+  // The input of attention_output, [..., T, H K]. earlier: not null, the tokens stand after those that it holds, see
+  // them, and are added to it. starts: attention stays within a document, whose positions begin at 0, as if it stood
+  // alone; inputs that are rounded in a range of their whole sequence would still be of all documents together. Not
+  // with `earlier`.
+  at::Tensor attention(const at::Tensor& hidden, KeyValues* earlier = nullptr, const DocumentStarts& starts = {}) const;
+  // The input of feed_forward_output from that of feed_forward_input, of the block or one of its experts.
+  StageInput activation(int64_t expert, const StageInput& input) const;
+  // The product of an output stage's linear with its input.
+  at::Tensor output(Stage stage, const StageInput& input) const;
+  // The hidden state with the output of a stage (of a mixture the sum) added to it, behind the norm that may follow it.
+  at::Tensor add(Stage stage, const at::Tensor& output, const at::Tensor& hidden) const;
+
+  // Routes normalized hidden states [R, D].
+  TokenRouting route(const at::Tensor& x_RD) const;
+  // Adds the share of an expert that has made output_SD of its rows.
+  static void add_expert(const ExpertRows& rows, const at::Tensor& output_SD, at::Tensor& sum_RD);
+  // The sum of the experts' outputs for normalized hidden states.
+  at::Tensor mixture(const at::Tensor& x) const;
+
+  // All of it. Throws std::invalid_argument for a tensor that is missing.
+  at::Tensor forward(const at::Tensor& hidden, KeyValues* earlier = nullptr, const DocumentStarts& starts = {}) const;
+
+  // Returns the most bytes that are there at a time while num_tokens go through a block without gradients, in float32
+  // and by blocks of queries, beside the block and its hidden states.
+  static int64_t forward_bytes(const ModelDescription& model, int64_t num_tokens);
+
+ private:
+  at::Tensor norm(const NormDescription& norm, const at::Tensor& x, at::ScalarType out) const;
+  at::Tensor rounded(ActivationSite site, const at::Tensor& x) const;
+  // Queries, keys and values before their rotation, [B, T, H K].
+  at::Tensor attend_documents(const at::Tensor& q_BTHK, const at::Tensor& k_BTGK, const at::Tensor& v_BTGK,
+                              const DocumentStarts& starts) const;
+  at::Tensor attend(const at::Tensor& q_BHTK, const at::Tensor& k_BGTK, const at::Tensor& v_BGTK) const;
+
+  const DecoderFunctions& functions_;
+  const ModelDescription& model_;
+  const BlockDescription& block_;
+  const RotaryAngles& angles_;
+  const NamedTensors& weights_;
+  const InputFormats& formats_;
+  const RoundedSite* site_;
+};
+
+}  // namespace pare

@@ -1,0 +1,44 @@
+// One encoder block as functions of its weights, on one text of T tokens, cut at the same four stages as a decoder's
+// (decoder_functions.h). The norms stand after the residual sums, so that the hidden state itself is the input of two
+// stages:
+//
+//   x = hidden                        attention_input      q, k, v
+//   mixed = attention(q, k, v)        attention_output     o          hidden = norm(hidden + o(mixed))
+//   x = hidden                        feed_forward_input   up
+//   z = act(up)                       feed_forward_output  down       hidden = norm(hidden + down(z))
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "compress/model/block_weights.h"
+#include "runtime/model/encoder_description.h"
+#include "runtime/model/stage.h"
+
+namespace pare {
+
+class EncoderFunctions {
+ public:
+  // Linears' ".weight" and ".bias" and norms' ".weight" and ".bias", float32. All must outlive it.
+  EncoderFunctions(const EncoderDescription& model, const EncoderBlockDescription& block, const NamedTensors& weights,
+                   const InputFormats& formats)
+      : model_(model), block_(block), weights_(weights), formats_(formats) {}
+
+  // The inputs of the two output stages, [T, D] and [T, F].
+  at::Tensor attention(const at::Tensor& hidden_TD) const;
+  at::Tensor activation(const at::Tensor& hidden_TD) const;
+  // The hidden state after an output stage with the input x_TI.
+  at::Tensor add_output(Stage stage, const at::Tensor& x_TI, const at::Tensor& hidden_TD) const;
+
+ private:
+  // Products of the stage's linears with its input.
+  std::vector<at::Tensor> products(Stage stage, const at::Tensor& x_TI) const;
+
+  const EncoderDescription& model_;
+  const EncoderBlockDescription& block_;
+  const NamedTensors& weights_;
+  const InputFormats& formats_;
+};
+
+}  // namespace pare

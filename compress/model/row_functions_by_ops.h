@@ -1,0 +1,16 @@
+// The functions of row_functions.h as LibTorch's operators, with its gradients, for any device: a GPU has no kernels of
+// our own. What they compute is the same; they keep more for the backward pass.
+#pragma once
+
+#include "compress/model/row_functions.h"
+
+namespace pare {
+
+at::Tensor rms_norm_rows_by_ops(const at::Tensor& x_RD, const at::Tensor& gain_D, double epsilon, at::ScalarType out);
+at::Tensor rotate_heads_by_ops(const at::Tensor& x_BTHK, const RotaryAngles& angles);
+at::Tensor activation_by_ops(const at::Tensor& x, Activation activation);
+at::Tensor gated_activation_by_ops(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation);
+// The order of a row's experts is another, and the last bits of their weights may be.
+TokenRouting route_rows_by_ops(const at::Tensor& logits_RE, const RoutingDescription& routing);
+
+}  // namespace pare
