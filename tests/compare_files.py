@@ -37,7 +37,11 @@ IGNORED = {
 SPOKEN = r"^(speed|peak memory) .*\n|, [0-9.]+ s, peak memory .*$"
 SEALED = "training/state"  # a training state: JSON with a checksum, under a name that does not say so
 # Intended changes: (case, file, JSON path, tensor or "" for the whole file; all globs) -> why. Each use is printed.
-CORRECTIONS = {}
+ROUTES = "training routes tokens to experts with the runtime's softmax, whose last bits are others than LibTorch's"
+CORRECTIONS = {
+    (f"{command}-*{mixture}*", "*", "*"): ROUTES
+    for command in ("distill", "reconstruct") for mixture in ("experts", "qwen3_moe")
+}
 
 
 # --- differences ---
