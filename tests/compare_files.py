@@ -39,8 +39,9 @@ SEALED = "training/state"  # a training state: JSON with a checksum, under a nam
 # Intended changes: (case, file, JSON path, tensor or "" for the whole file; all globs) -> why. Each use is printed.
 ROUTES = "training routes tokens to experts with the runtime's softmax, whose last bits are others than LibTorch's"
 CORRECTIONS = {
-    (f"{command}-*{mixture}*", "*", "*"): ROUTES
-    for command in ("distill", "reconstruct") for mixture in ("experts", "qwen3_moe")
+    (case, "*", "*"): ROUTES
+    for case in ("distill-*experts*", "distill-*qwen3_moe*", "reconstruct-*experts*", "reconstruct-*qwen3_moe*",
+                 "state-distill-float32")
 }
 
 
