@@ -61,8 +61,8 @@ struct TokenRouting {
   at::Tensor experts_RK, weights_RK;
   ExpertRows rows_of(int64_t expert) const;
 };
-// The k experts of each row and their weights, as the runtime chooses them (runtime/engine/routing.h). logits_RE float32;
-// weights have gradients.
+// The k experts of each row and their weights, as the runtime chooses them (runtime/engine/routing.h). logits_RE
+// float32; weights have gradients.
 TokenRouting route_rows(const at::Tensor& logits_RE, const RoutingDescription& routing);
 
 }  // namespace pare

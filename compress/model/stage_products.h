@@ -1,6 +1,6 @@
-// The products of a stage's linears with the input that they read, with gradients. On a CPU this is one node of autograd
-// that keeps what the input is made from. The input itself, a norm or a gated activation, is made again in the backward
-// pass, which costs a pass over the rows.
+// The products of a stage's linears with the input that they read, with gradients. On a CPU this is one node of
+// autograd that keeps what the input is made from. The input itself, a norm or a gated activation, is made again in the
+// backward pass, which costs a pass over the rows.
 #pragma once
 
 #include <ATen/core/Tensor.h>

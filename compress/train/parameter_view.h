@@ -40,8 +40,8 @@ class ParameterView {
   // What the forward pass multiplies with, in the type `compute` (gains in float32, frozen tensors as they were given),
   // of its own memory or shared and never changed.
   virtual at::Tensor value(at::ScalarType compute) const = 0;
-  // The same values in the type that takes the least memory, of those that stage_products multiplies in `compute`: what a
-  // step holds of a linear's weight.
+  // The same values in the type that takes the least memory, of those that stage_products multiplies in `compute`: what
+  // a step holds of a linear's weight.
   virtual at::Tensor held(at::ScalarType compute) const { return value(compute); }
   // float32, what a file holds: value() but for unit offsets.
   virtual at::Tensor stored() const { return value(at::kFloat); }

@@ -1,4 +1,5 @@
-// Checks a decoder's functions against logits of transformers, and their gradients against differences of their own loss.
+// Checks a decoder's functions against logits of transformers, and their gradients against differences of their
+// loss.
 #include "compress/model/decoder_functions.h"
 
 #include <ATen/Context.h>

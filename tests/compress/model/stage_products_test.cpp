@@ -1,5 +1,5 @@
-// Checks the products of a stage's linears against autograd of their formulas in float64, and against the same functions
-// one after the other.
+// Checks the products of a stage's linears against autograd of their formulas in float64, and against the same
+// functions one after the other.
 #include "compress/model/stage_products.h"
 
 #include <ATen/ops/cat.h>
