@@ -105,7 +105,6 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
   const int64_t num_rows = std::min(kNumSampleRows, windows.num_windows * windows.num_tokens);
   const Workload workload{.num_windows = windows.num_windows,
                           .num_tokens = windows.num_tokens,
-                          .evaluations = {},
                           .num_threads = num_threads,
                           .experts = recipe.calibration->experts};
   const RunPlan plan = plan_statistics(model);

@@ -1,11 +1,6 @@
 #include <algorithm>
-#include <optional>
-#include <stdexcept>
 
 #include "compress/model_kind.h"
-#include "runtime/device/make_backend.h"
-#include "runtime/engine/encoder.h"
-#include "runtime/evaluate/evaluate_embeddings.h"
 #include "runtime/evaluate/token_source.h"
 
 namespace pare {
@@ -22,11 +17,12 @@ class EncoderKind : public ModelKind {
   std::vector<EngineVerdict> judge(const RunPlan& plan) const override { return judge_encoder_engines(plan); }
 
   // Calibration texts, as many as the recipe says, drawn at random and kept in order, each cut to the recipe's or the
-  // model's number of tokens; and the pairs of the evaluations.
+  // model's number of tokens; and the data of the evaluations.
   RunData read_data(const Recipe& recipe, const RunPlan& plan) const override {
     RunData data;
     const Pooling pooling = read_pooling(checkpoint_.directory(), checkpoint_.encoder());
-    const Tokenizer tokenizer = Tokenizer::open(checkpoint_.directory());
+    EvaluationSource source(checkpoint_, nullptr, data.events);
+    const Tokenizer& tokenizer = *source.tokenizer();
     if (plan.needs_calibration) {
       const CalibrationRecipe& calibration = *recipe.calibration;
       const std::vector<std::string> texts = read_texts(calibration.text);
@@ -38,14 +34,7 @@ class EncoderKind : public ModelKind {
         data.texts->push_back(tokenizer.encode_truncated(texts[static_cast<size_t>(text)], max_tokens));
       }
     }
-    for (const EmbeddingsRecipe& item : recipe.embeddings) {
-      data.pairs.push_back(read_text_pairs(item.pairs, tokenizer, pooling.max_tokens));
-      if (!item.reference && data.pairs.back().gold.empty()) {
-        throw std::invalid_argument("recipe: embeddings: '" + item.pairs.string() +
-                                    "' has no scores in a third column and 'reference' is false: there is nothing to "
-                                    "compare with");
-      }
-    }
+    read_evaluations(recipe, source, data);
     return data;
   }
 
@@ -54,11 +43,7 @@ class EncoderKind : public ModelKind {
     EncoderWorkload workload;
     workload.num_threads = limits.num_threads;
     if (data.texts) workload.calibration_tokens = count_tokens(*data.texts);
-    for (size_t i = 0; i < data.pairs.size(); ++i) {
-      const int64_t num_models = recipe.embeddings[i].reference ? 2 : 1;
-      workload.evaluated_texts += num_models * static_cast<int64_t>(data.pairs[i].texts.size());
-      workload.evaluated_tokens += num_models * count_tokens(data.pairs[i].texts);
-    }
+    workload.evaluations = evaluation_extents(recipe, data);
     return predict_encoder(plan, checkpoint_, workload, limits.held_bytes, limits.max_memory_bytes, limits.matmul_rate);
   }
 
@@ -66,25 +51,6 @@ class EncoderKind : public ModelKind {
   std::unique_ptr<ModelWalk> walk(const Recipe& recipe, const RunData& data, const LinearWeights&, Spill,
                                   const fs::path&, int, bool, bool) const override {
     return walk_texts(checkpoint_, data.texts ? &*data.texts : nullptr, data.texts ? recipe.calibration->seed : 0);
-  }
-
-  void evaluate(const Recipe& recipe, const RunData& data, const fs::path& directory, const Checkpoint& original,
-                const BackendOptions& options, Progress& progress, RunReport& report) const override {
-    if (data.pairs.empty()) return;
-    const std::unique_ptr<Backend> backend = make_backend(options);
-    const Checkpoint artifact = Checkpoint::open(directory);
-    const Pooling pooling = read_pooling(directory, artifact.encoder());
-    Encoder model = Encoder::load(artifact, *backend);
-    std::optional<Encoder> reference;
-    for (size_t i = 0; i < data.pairs.size(); ++i) {
-      const bool compares = recipe.embeddings[i].reference;
-      if (compares && !reference) reference = Encoder::load(original, *backend);
-      const auto num_texts = static_cast<int64_t>(data.pairs[i].texts.size());
-      progress.begin("evaluate", num_texts * (compares ? 2 : 1), "texts");
-      report.embeddings.push_back(evaluate_embeddings(model, compares ? &*reference : nullptr, data.pairs[i], pooling,
-                                                      [&](int64_t done, int64_t) { progress.update(done); }));
-      progress.finish();
-    }
   }
 
  private:

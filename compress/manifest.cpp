@@ -209,14 +209,12 @@ std::string report_json(const RunReport& report) {
                {"layers", report.num_layers},
                {"resumed_blocks", report.num_resumed_blocks},
                {"events", report.events}};
-  json["perplexity"] = Json::array();
-  for (const Evaluation& evaluation : report.evaluations)
-    json["perplexity"].push_back(parse_ordered_json(to_json(evaluation), "the report"));
-  for (const InstructionEvaluation& evaluation : report.instructions) {
-    json["instructions"].push_back(parse_ordered_json(to_json(evaluation, /*with_texts=*/false), "the report"));
-  }
-  for (const EmbeddingEvaluation& evaluation : report.embeddings) {
-    json["embeddings"].push_back(parse_ordered_json(to_json(evaluation), "the report"));
+  for (const EvaluationRow* row : evaluation_rows()) {
+    const std::string key(row->key);
+    if (row->is_always_listed) json[key] = Json::array();
+    for (const EvaluationReport& item : report.evaluations) {
+      if (item.row == row) json[key].push_back(parse_ordered_json(item.result->to_json(), "the report"));
+    }
   }
   if (!report.sensitivity.empty()) json["sensitivity"] = parse_ordered_json(report.sensitivity, "the report");
   std::vector<std::string> trainings = report.earlier_trainings;
@@ -224,7 +222,7 @@ std::string report_json(const RunReport& report) {
   add_trainings(trainings, json);
   if (!report.budget.empty()) {
     json["budget"] = parse_ordered_json(report.budget, "the report");
-    json["budget"]["measured"] = parse_ordered_json(to_json(report.budget_measured.value()), "the report");
+    json["budget"]["measured"] = parse_ordered_json(report.budget_measured.value().to_json(), "the report");
   }
   return json_text(json, 2);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,9 +13,8 @@
 #include "compress/plan/plan.h"
 #include "compress/recipe/recipe.h"
 #include "compress/run_data.h"
-#include "runtime/evaluate/evaluate.h"
-#include "runtime/evaluate/evaluate_embeddings.h"
-#include "runtime/evaluate/evaluate_instructions.h"
+#include "runtime/evaluate/evaluation.h"
+#include "runtime/evaluate/perplexity.h"
 #include "runtime/model/checkpoint.h"
 
 namespace pare {
@@ -39,6 +39,11 @@ std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
                           const std::string& training, const std::vector<EngineVerdict>& engines,
                           const std::map<std::string, std::string>& outputs);
 
+struct EvaluationReport {
+  const EvaluationRow* row = nullptr;
+  std::shared_ptr<const EvaluationResult> result;
+};
+
 struct RunReport {
   std::filesystem::path output;
   double seconds = 0.0;
@@ -52,13 +57,11 @@ struct RunReport {
   int64_t num_layers = 0;
   int64_t num_resumed_blocks = 0;
   std::vector<std::string> events;
-  std::vector<Evaluation> evaluations;
-  std::vector<InstructionEvaluation> instructions;
-  std::vector<EmbeddingEvaluation> embeddings;
+  std::vector<EvaluationReport> evaluations;
   // JSON objects, or empty for none.
   std::string sensitivity, budget, training;
   std::vector<std::string> earlier_trainings;  // of phases before this one, in their order
-  std::optional<Evaluation> budget_measured;   // on what the survey was measured on
+  std::optional<Perplexity> budget_measured;   // on what the survey was measured on
 };
 std::string report_json(const RunReport& report);
 

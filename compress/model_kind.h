@@ -1,5 +1,5 @@
-// What `pare run` does in its own way for decoders and for encoders: plan, data, prediction, walk and evaluation. The
-// line itself, the artifact and the reports are the pipeline's, which knows no difference.
+// What `pare run` does in its own way for decoders and for encoders: plan, data, prediction and walk. The line itself,
+// the artifact, its evaluations and the reports are the pipeline's, which knows no difference.
 #pragma once
 
 #include <filesystem>
@@ -12,8 +12,6 @@
 #include "compress/predict/predict.h"
 #include "compress/run_data.h"
 #include "compress/walk/model_walk.h"
-#include "runtime/device/make_backend.h"
-#include "runtime/system/progress.h"
 
 namespace pare {
 
@@ -43,11 +41,6 @@ class ModelKind {
   virtual std::unique_ptr<ModelWalk> walk(const Recipe& recipe, const RunData& data, const LinearWeights& embedding,
                                           Spill spill, const std::filesystem::path& spill_directory, int num_threads,
                                           bool with_original, bool keeps_block_inputs) const = 0;
-  // The recipe's evaluations of the model in `directory`, beside `original`, and of a budget the loss that its survey
-  // predicted.
-  virtual void evaluate(const Recipe& recipe, const RunData& data, const std::filesystem::path& directory,
-                        const Checkpoint& original, const BackendOptions& options, Progress& progress,
-                        RunReport& report) const = 0;
 };
 
 std::unique_ptr<ModelKind> make_decoder_kind(const Checkpoint& checkpoint);

@@ -35,28 +35,52 @@ void write_manifest(const std::map<std::string, std::string>& extra_files, Artif
                               phase.verdicts, artifact.output_hashes())));
 }
 
+std::string short_number(double value) {
+  char text[40];
+  std::snprintf(text, sizeof(text), "%.5g", value);
+  return text;
+}
+
 void check_gates(const FailIf& fail_if, const RunReport& report, const fs::path& artifact) {
   std::vector<std::string> lines = {"fail_if: the result is not good enough:"};
-  const auto check = [&](const char* name, const std::optional<double>& limit, double found, const std::string& label) {
-    if (!limit || found <= *limit) return;
-    char line[128];
-    std::snprintf(line, sizeof(line), "  %s is %.5g, expected at most %.5g: ", name, found, *limit);
-    lines.push_back(line + label);
-  };
-  for (const Evaluation& evaluation : report.evaluations) {
-    if (!evaluation.comparison) continue;
-    check("kl", fail_if.kl, evaluation.comparison->kl_mean.value, evaluation.label);
-    check("perplexity_ratio", fail_if.perplexity_ratio, evaluation.comparison->perplexity_ratio.value,
-          evaluation.label);
-  }
-  for (const EmbeddingEvaluation& evaluation : report.embeddings) {
-    if (!fail_if.cosine || !evaluation.cosine || evaluation.cosine->value >= *fail_if.cosine) continue;
-    lines.push_back("  cosine is " + format_number(evaluation.cosine->value, 6) + ", expected at least " +
-                    format_number(*fail_if.cosine, 6) + ": " + evaluation.source);
+  for (const EvaluationReport& item : report.evaluations) {
+    for (const Gate& gate : item.row->gates) {
+      const auto bound = fail_if.bounds.find(gate.name);
+      const std::optional<double> found = item.result->figure(gate.name);
+      if (bound == fail_if.bounds.end() || !found) continue;
+      if (gate.is_least ? *found >= bound->second : *found <= bound->second) continue;
+      const auto text = [&](double value) {  // what must be at least something lies close to 1
+        return gate.is_least ? format_number(value, 6) : short_number(value);
+      };
+      lines.push_back("  " + std::string(gate.name) + " is " + text(*found) + ", expected at " +
+                      (gate.is_least ? "least " : "most ") + text(bound->second) + ": " + item.result->data_label());
+    }
   }
   if (lines.size() == 1) return;
   lines.push_back("The result is left in '" + artifact.string() + "' for inspection; --fresh starts over");
   throw NotGoodEnough(lines);
+}
+
+// The recipe's evaluations of the result beside the original, and of a budget the loss that its survey predicted.
+void evaluate(const Artifact& artifact, Phase& phase) {
+  const std::vector<EvaluationExtent> extents = evaluation_extents(phase.recipe, phase.data);
+  if (extents.empty()) return;
+  const std::unique_ptr<Backend> backend =
+      make_backend({.device = phase.evaluation_device, .num_threads = phase.num_threads});
+  const Checkpoint written = Checkpoint::open(artifact.artifact_directory());
+  const bool on_host = phase.evaluation_device == ComputeDevice::cpu;
+  for (const auto& needs : memory_needs(written, &phase.original, extents, /*keeps_models=*/true, on_host)) {
+    require_memory(*backend, needs);
+  }
+  EvaluatedModels models(written, &phase.original, *backend, /*keeps_models=*/true);
+  for (size_t i = 0; i < phase.data.evaluations.size(); ++i) {
+    phase.report.evaluations.push_back(
+        {phase.recipe.evaluate[i].row, phase.data.evaluations[i]->run(models, phase.progress)});
+  }
+  if (!phase.recipe.budget) return;
+  models.decoder().use_attention_bits({});
+  phase.report.budget_measured = evaluate_perplexity(models.decoder(), *phase.data.survey, &models.reference_decoder(),
+                                                     stage_of(phase.progress, "evaluate", "windows"));
 }
 
 int64_t bytes_of_files(const std::vector<fs::path>& files) {
@@ -93,10 +117,7 @@ void print_result(const Phase& phase) {
   for (const std::string& event : report.events) print("event: " + event);
   for (const std::string& training : report.earlier_trainings) print("earlier: " + kept_line(training));
   if (!report.training.empty()) print(kept_line(report.training));
-  for (const Evaluation& evaluation : report.evaluations) phase.progress.result_lines(to_text(evaluation));
-  for (const InstructionEvaluation& evaluation : report.instructions)
-    phase.progress.result_lines(to_text(evaluation, false));
-  for (const EmbeddingEvaluation& evaluation : report.embeddings) phase.progress.result_lines(to_text(evaluation));
+  for (const EvaluationReport& item : report.evaluations) phase.progress.result_lines(item.result->to_text());
   if (phase.choice) {
     const Comparison& measured = report.budget_measured->comparison.value();
     print("budget: predicted loss " + format_number(phase.choice->loss, 5) + ", measured KL " +
@@ -232,11 +253,7 @@ std::string finish(const std::map<std::string, std::string>& extra_files, Artifa
   write_manifest(extra_files, artifact, phase);
   check_unchanged(phase);
   throw_if_interrupted();
-  timed("evaluate", phase, [&] {
-    phase.kind->evaluate(phase.recipe, phase.data, artifact.artifact_directory(), phase.original,
-                         {.device = phase.evaluation_device, .num_threads = phase.num_threads}, phase.progress,
-                         phase.report);
-  });
+  timed("evaluate", phase, [&] { evaluate(artifact, phase); });
   complete_report(artifact, memory, phase);
   const std::string json = report_json(phase.report);
   artifact.write_file(kReportName, seal_json(json));

@@ -19,6 +19,7 @@
 #include "compress/run_options.h"
 #include "compress/survey/budget.h"
 #include "compress/survey/survey.h"
+#include "runtime/device/make_backend.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/visible_text.h"

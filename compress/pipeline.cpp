@@ -56,7 +56,7 @@ std::string run_phase(const PhaseInput& input, const RunOptions& options, Progre
 }
 
 bool is_evaluated(const Recipe& recipe) {
-  return !recipe.evaluate.empty() || !recipe.embeddings.empty() || !recipe.instructions.empty() || recipe.budget;
+  return !recipe.evaluate.empty() || recipe.budget;
 }
 
 // Before LibTorch is used: whether the GPU can do what the recipe has for it. Says so where the evaluation cannot be

@@ -95,31 +95,35 @@ std::optional<std::string> unknown_text(const CalibrationRecipe& recipe, const T
          "be those of another tokenizer, or the weights may be damaged or untrained";
 }
 
+void read_evaluations(const Recipe& recipe, EvaluationSource& source, RunData& data) {
+  for (const EvaluationRecipe& item : recipe.evaluate) data.evaluations.push_back(item.options->read(source));
+}
+
+std::vector<EvaluationExtent> evaluation_extents(const Recipe& recipe, const RunData& data) {
+  std::vector<EvaluationExtent> extents;
+  for (const auto& evaluation : data.evaluations) extents.push_back(evaluation->extent());
+  if (recipe.budget) extents.push_back(perplexity_extent(data.survey.value(), {}, /*reference=*/true));
+  return extents;
+}
+
 RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& checkpoint) {
-  const auto needs_tokenizer = [](const fs::path& text) { return !holds_token_windows(text); };
-  std::optional<Tokenizer> tokenizer;
   const bool needs_windows = plan.needs_calibration && recipe.calibration->statistics.empty();
   const bool surveys = recipe.sensitivity || recipe.budget;
   const bool has_survey_text = recipe.sensitivity && !recipe.sensitivity->text.empty();
   const bool reads_windows = needs_windows || (surveys && !has_survey_text);
-  if ((reads_windows && needs_tokenizer(recipe.calibration->text)) ||
-      (has_survey_text && needs_tokenizer(recipe.sensitivity->text)) || !recipe.instructions.empty() ||
-      std::any_of(recipe.evaluate.begin(), recipe.evaluate.end(),
-                  [&](const PerplexityRecipe& item) { return needs_tokenizer(item.text); })) {
-    tokenizer = Tokenizer::open(checkpoint.directory());
-  }
   RunData data;
+  EvaluationSource source(checkpoint, nullptr, data.events);  // results are compared with a model of the same tokenizer
   std::vector<fs::path> texts;
   if (reads_windows) texts.push_back(recipe.calibration->text);
   if (has_survey_text) texts.push_back(recipe.sensitivity->text);
-  for (const PerplexityRecipe& item : recipe.evaluate) texts.push_back(item.text);
   check_windows_tokenizers(texts, checkpoint.directory(), data.events);
+  read_evaluations(recipe, source, data);
   if (plan.needs_calibration && !needs_windows) {
     data.statistics = read_statistics(recipe.calibration->statistics, checkpoint);
   }
   if (reads_windows) {
     data.calibration =
-        read_calibration(*recipe.calibration, tokenizer ? &*tokenizer : nullptr, checkpoint.description());
+        read_calibration(*recipe.calibration, source.tokenizer_for(recipe.calibration->text), checkpoint.description());
   }
   if (data.calibration && plan.asks_to_fit() && data.calibration->num_windows < 2) {
     data.events.push_back(
@@ -136,23 +140,13 @@ RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& c
   if (has_survey_text) {
     const SensitivityRecipe& item = *recipe.sensitivity;
     const int64_t context = item.context.value_or(holds_token_windows(item.text) ? 0 : kSurveyContext);
-    data.survey = make_scored_windows(item.text, tokenizer ? &*tokenizer : nullptr, checkpoint.description(),
+    data.survey = make_scored_windows(item.text, source.tokenizer_for(item.text), checkpoint.description(),
                                       {Protocol::gptq, context, item.num_windows});
   } else if (surveys) {
     data.survey = first_windows(*data.calibration, recipe.sensitivity.value_or(SensitivityRecipe{}),
                                 recipe.calibration->text.filename().string());
   }
   if (!needs_windows) data.calibration.reset();
-  for (const PerplexityRecipe& item : recipe.evaluate) {
-    const EvaluationOptions options{parse_protocol(item.protocol), item.context, item.num_windows};
-    data.evaluations.push_back(
-        make_scored_windows(item.text, tokenizer ? &*tokenizer : nullptr, checkpoint.description(), options));
-  }
-  for (const InstructionsRecipe& item : recipe.instructions) {
-    data.instructions.push_back(read_instructions(item.file, item.num_examples));
-    data.prompts.push_back(
-        make_prompts(data.instructions.back(), item.options, tokenizer.value(), checkpoint.description()));
-  }
   return data;
 }
 

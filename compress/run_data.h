@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -10,9 +11,8 @@
 #include "compress/recipe/recipe.h"
 #include "compress/walk/encoder_walk.h"
 #include "compress/walk/statistics_file.h"
-#include "runtime/evaluate/evaluate.h"
-#include "runtime/evaluate/evaluate_embeddings.h"
-#include "runtime/evaluate/evaluate_instructions.h"
+#include "runtime/evaluate/evaluation.h"
+#include "runtime/evaluate/perplexity.h"
 #include "runtime/files/npy.h"
 #include "runtime/tokenizer/tokenizer.h"
 
@@ -26,16 +26,13 @@ struct EarlierPhases {
 };
 
 struct RunData {
-  std::optional<TokenWindows> calibration;   // in tokens
-  std::optional<StatisticsFile> statistics;  // of this model
-  std::optional<CalibrationTexts> texts;     // of an encoder
-  std::optional<ScoredWindows> survey;       // what sensitivities are measured on
-  std::vector<ScoredWindows> evaluations;
-  std::vector<InstructionData> instructions;
-  std::vector<InstructionPrompts> prompts;  // of each of them
-  std::vector<TextPairs> pairs;             // of an encoder's evaluations
-  std::vector<std::string> events;          // what the recipe asks of the data and they do not have, in words
-  EarlierPhases earlier;                    // of the run
+  std::optional<TokenWindows> calibration;                      // in tokens
+  std::optional<StatisticsFile> statistics;                     // of this model
+  std::optional<CalibrationTexts> texts;                        // of an encoder
+  std::optional<ScoredWindows> survey;                          // what sensitivities are measured on
+  std::vector<std::shared_ptr<const Measurement>> evaluations;  // of each of the recipe's
+  std::vector<std::string> events;  // what the recipe asks of the data and they do not have, in words
+  EarlierPhases earlier;            // of the run
 };
 
 // Notes as an event that the data have fewer windows or texts (`what`) than the recipe asks for.
@@ -56,6 +53,11 @@ std::optional<std::string> unknown_text(const CalibrationRecipe& recipe, const T
 // What the plan needs of the recipe's calibration, and the evaluations' windows. Throws as above, and
 // std::runtime_error: statistics of another model (which), damaged ones.
 RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& checkpoint);
+
+// The part of it that evaluations are measured on.
+void read_evaluations(const Recipe& recipe, EvaluationSource& source, RunData& data);
+// What the evaluations take, and of a budget the measurement of the loss that its survey predicted.
+std::vector<EvaluationExtent> evaluation_extents(const Recipe& recipe, const RunData& data);
 
 // Decodes every weight once, so that a NaN is found now and not after hours.
 void check_weights(const Checkpoint& checkpoint);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks who includes whom: docs/architecture.md, "Who may include whom". Also that JSON has one parser and one writer,
-that nobody but their table knows families by name, and that nobody asks a pass for its class or name. Exit status 1 and
-one line per offence; prints nothing when all is well.
+that nobody but their tables knows families and evaluations by name, and that nobody asks a pass for its class or name.
+Exit status 1 and one line per offence; prints nothing when all is well.
 
 usage: check_includes.py [ROOT]      --self-test plants one offence of each kind and expects it to be found
 """
@@ -26,7 +26,8 @@ MAY_INCLUDE = {
     "runtime/cpu/kernels": {"runtime/system", "runtime/cpu"},
     "runtime/cuda": {"runtime/system", "runtime/format", "runtime/model", "runtime/engine"},
     "runtime/device": {"runtime/system", "runtime/engine", "runtime/cpu", "runtime/cuda"},
-    "runtime/evaluate": {"runtime/system", "runtime/files", "runtime/tokenizer", "runtime/model", "runtime/engine"},
+    "runtime/evaluate": {"runtime/system", "runtime/format", "runtime/files", "runtime/tokenizer", "runtime/model",
+                         "runtime/engine"},
     "runtime/commands": {"runtime/*"},
     "runtime/api": {"runtime/*"},
     "quant": {"runtime/system", "runtime/format"},
@@ -85,6 +86,9 @@ PASSES = "compress/passes/pass_table.cpp"
 KEY_IN_ROW = re.compile(r'\brow<\w+>\("(\w+)"')
 PASS_CAST = re.compile(r"(_cast|copy_of)<\s*(const )?\w*Pass\s*[&*>]")
 PASS_FILES = re.compile(r"^compress/passes/|^compress/recipe/(\w+_pass|pass_options|prune_options)\.(cpp|h)$")
+# An evaluation is known by its row alone.
+EVALUATIONS = "runtime/evaluate"
+EVALUATION_KEY = re.compile(r'\.key = "(\w+)"')
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
@@ -110,9 +114,10 @@ def crowded_folders(files, root):
             yield f"{folder}: {len(names)} modules, at most {MAX_MODULES}: group them in folders"
 
 
-def name_comparison(table, name_in_row):
-    """A pattern of comparisons with a name of the table."""
-    names = "|".join(sorted(set(name_in_row.findall(table.read_text())))) if table.is_file() else ""
+def name_comparison(tables, name_in_row):
+    """A pattern of comparisons with a name of the tables."""
+    found = {name for table in tables if table.is_file() for name in name_in_row.findall(table.read_text())}
+    names = "|".join(sorted(found))
     literal = f'"(?:{names})"' if names else r"(?!)"
     return re.compile(rf"[!=]=\s*(std::string(_view)?[({{])?{literal}|{literal}s?v?\s*[!=]="
                       rf"|\b(compare|contains|starts_with|ends_with)\({literal}")
@@ -122,8 +127,9 @@ def offences(root):
     tops = {folder.split("/")[0] for folder in MAY_INCLUDE}
     files = sorted(p for folder in tops for p in (root / folder).rglob("*") if p.suffix in SUFFIXES)
     graph = {}
-    families = name_comparison(root / FAMILIES, NAME_IN_ROW)
-    passes = name_comparison(root / PASSES, KEY_IN_ROW)
+    families = name_comparison([root / FAMILIES], NAME_IN_ROW)
+    passes = name_comparison([root / PASSES], KEY_IN_ROW)
+    evaluations = name_comparison((root / EVALUATIONS).glob("*.cpp"), EVALUATION_KEY)
     for file in files:
         name = file.relative_to(root).as_posix()
         asks = name.startswith("compress/") and not PASS_FILES.match(name)
@@ -139,6 +145,8 @@ def offences(root):
                 yield where + f"compares a family's name: make it a trait of {FAMILIES}"
             if asks and (PASS_CAST.search(line) or passes.search(line)):
                 yield where + "ask the pass by a member function of PassOptions, not for its class or name"
+            if evaluations.search(line) and not name.startswith((EVALUATIONS, "tests/")):
+                yield where + "compares an evaluation's name: make it a member of EvaluationRow"
             match = INCLUDE.match(line)
             if not match:
                 continue
@@ -205,6 +213,8 @@ def self_test():
         PASSES: '      row<RtnPass>("rtn", apply_rtn),\n',
         "compress/plan/casts.cpp": "const auto* rtn = dynamic_cast<const RtnPass*>(options);\n",
         "compress/plan/names.cpp": 'if (layer.method == "rtn") return;\n',
+        "runtime/evaluate/row.cpp": '  return {.key = "answers",\nif (key == "answers") return;\n',
+        "compress/plan/evaluations.cpp": 'if (row->key == "answers") return;\n',
         "compress/plan/texts.cpp": 'if (row->key != std::string("rtn")) return;\n',
     } | {f"runtime/files/f{i}.h": "" for i in range(MAX_MODULES + 1)}
     with tempfile.TemporaryDirectory() as folder:
@@ -218,10 +228,12 @@ def self_test():
                      "quant may not include runtime/model", "cycle of folders", "runtime/files: 23 modules",
                      "<cxxopts.hpp>", "runtime/files/reader.cpp:1: parse JSON with parse_json",
                      "runtime/files/writer.cpp:1: write JSON with json_text", "compress/plan/casts.cpp:1: ask the pass",
+                     "compress/plan/evaluations.cpp:1: compares an evaluation's name",
                      "compress/plan/names.cpp:1: ask the pass", "compress/plan/texts.cpp:1: ask the pass",
                      *(f"compress/by_name.cpp:{number}: compares a family's name" for number in (1, 2, 3))):
         assert expected in found, f"planted offence not found: {expected}\n{found}"
     assert found.count("compares a family's name") == 3, found
+    assert found.count("compares an evaluation's name") == 1, found
 
 
 if __name__ == "__main__":

@@ -38,10 +38,14 @@ SPOKEN = r"^(speed|peak memory) .*\n|, [0-9.]+ s, peak memory .*$"
 SEALED = "training/state"  # a training state: JSON with a checksum, under a name that does not say so
 # Intended changes: (case, file, JSON path, tensor or "" for the whole file; all globs) -> why. Each use is printed.
 ROUTES = "training routes tokens to experts with the runtime's softmax, whose last bits are others than LibTorch's"
+OPTIONS = "eval has its options from the evaluations' fields, in their order, and recipes have all of them"
 CORRECTIONS = {
     (case, "*", "*"): ROUTES
     for case in ("distill-*experts*", "distill-*qwen3_moe*", "reconstruct-*experts*", "reconstruct-*qwen3_moe*",
                  "state-distill-float32")
+} | {
+    ("help", file, "*"): OPTIONS
+    for file in ("help-eval.txt", "runtime-eval.txt", "man.txt", "complete-*.txt", "recipes.md", "schema.json")
 }
 
 

@@ -366,10 +366,7 @@ void check_not_quantized(const Checkpoint& checkpoint) {
 RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   const ModelDescription& model = checkpoint.description();
   check_not_quantized(checkpoint);
-  if (!recipe.embeddings.empty()) {
-    refuse_recipe("evaluate: '" + checkpoint.directory().string() +
-                  "' is a decoder, which gives no embeddings of texts: use perplexity");
-  }
+  check_evaluations(recipe, checkpoint);
   if (recipe.passes.empty() && !recipe.head) {
     refuse_recipe("nothing to do: give 'passes:' with at least one of rtn and gptq, or 'head:'");
   }
@@ -413,6 +410,7 @@ RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   const EncoderDescription& model = checkpoint.encoder();
   check_not_quantized(checkpoint);
   refuse_what_encoders_lack(recipe, model);
+  check_evaluations(recipe, checkpoint);
   check_packing(recipe);
   RunPlan plan;
   std::vector<std::string> names;

@@ -92,13 +92,13 @@ void leave_out_default_fit(RunPlan& plan);
 // - linears that read one input and ask for different formats of it
 // - patterns that match no layer
 // - calibration data that are needed but not given
-// - evaluations of encoders
+// - evaluations of the other kind of model
 // - nothing to do, and nothing to train
 // - for a mixture of experts, a budget, and scales for an input that its router reads.
 RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint);
 // Plans an encoder's run. It also refuses what has no meaning, or no exact one, for an encoder. These are scaling
 // passes (a norm's output feeds the residual sum as well as the next linears), fitting to the original and
-// reconstruction. They are also head, budget, sensitivity, perplexity, instructions and statistics files.
+// reconstruction. They are also head, budget, sensitivity and statistics files.
 RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint);
 
 // Plans pare calibrate: every layer of every block is there and needs all statistics; nothing is compressed.

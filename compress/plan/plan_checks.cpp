@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "runtime/commands/option_table.h"
 #include "runtime/format/pare_sparse24.h"
 
 namespace pare {
@@ -202,6 +203,21 @@ void check_budget_fits(const Recipe& recipe, const RunPlan& plan) {
   }
 }
 
+void check_evaluations(const Recipe& recipe, const Checkpoint& checkpoint) {
+  const EvaluatedKind kind = checkpoint.is_encoder() ? EvaluatedKind::encoder : EvaluatedKind::decoder;
+  std::vector<std::string> right;
+  for (const EvaluationRow* row : evaluation_rows()) {
+    if (row->kind != kind) continue;
+    right.push_back("'" + std::string(row->key) + ": {" + std::string(row->data_key) + ": FILE}'");
+  }
+  for (const EvaluationRecipe& item : recipe.evaluate) {
+    if (item.row->kind == kind) continue;
+    refuse_recipe("evaluate: '" + checkpoint.directory().string() + "': " + std::string(item.row->key) + " is for " +
+                  std::string(name_of(item.row->kind)) + "s, and this is a model of the kind " +
+                  std::string(name_of(kind)) + ": use " + listed(right, "or"));
+  }
+}
+
 void refuse_what_encoders_lack(const Recipe& recipe, const EncoderDescription& model) {
   const auto refuse_if = [&](bool is_asked, const std::string& what) {
     if (is_asked) refuse_recipe(what);
@@ -224,9 +240,6 @@ void refuse_what_encoders_lack(const Recipe& recipe, const EncoderDescription& m
             "out");
   refuse_if(recipe.calibration && !recipe.calibration->statistics.empty(),
             "calibration: statistics files are only for decoders: give an encoder 'text'");
-  refuse_if(!recipe.evaluate.empty() || !recipe.instructions.empty(),
-            "evaluate: perplexity and instructions are for decoders; an encoder is measured by 'embeddings: "
-            "{pairs: FILE}'");
   refuse_if(recipe.passes.empty(), "nothing to do: give 'passes:' with a method that rounds weights or inputs");
 }
 

@@ -33,6 +33,8 @@ void check_calibration(const Recipe& recipe, const RunPlan& plan);
 void check_container(const Recipe& recipe, const RunPlan& plan);
 // Checks that all the schemes that a budget may choose fit beside each other.
 void check_budget_fits(const Recipe& recipe, const RunPlan& plan);
+// Refuses evaluations of the other kind of model.
+void check_evaluations(const Recipe& recipe, const Checkpoint& checkpoint);
 void refuse_what_encoders_lack(const Recipe& recipe, const EncoderDescription& model);
 
 }  // namespace pare

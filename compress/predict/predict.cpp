@@ -274,40 +274,31 @@ int64_t weights_bytes(int64_t stored_bytes, int64_t packed_excess_bytes = 0) {
   return (stored_bytes + packed_excess_bytes) * 17 / 16;
 }
 
-// Each model keeps its weights and its working memory. Windows go through one model after the other.
+// Each model keeps its weights and its working memory, unless the models work in turn, when they have the larger one's.
 int64_t evaluation_bytes(const ModelDescription& model, const Sizes& sizes, const EvaluationExtent& evaluation) {
-  const int64_t most_windows = std::max<int64_t>(1, Transformer::kBatchRows / evaluation.num_tokens);
-  const int64_t rows = std::min(most_windows, evaluation.num_windows) * evaluation.num_tokens;
-  const DeviceWorkload workload{.num_rows = rows, .num_tokens = evaluation.num_tokens, .on_host = true};
-  const int64_t cache = rows * KvStorage::bytes_per_token(kKvFloatBits, model.num_kv_heads, model.head_size);
+  DeviceWorkload workload = evaluation.workload;
+  workload.on_host = true;
   const auto work_bytes = [&](const RuntimeInputs& inputs) {
-    return cache + forward_work_bytes(model, workload, inputs.as_codes, inputs.whole_sequences);
+    return cache_bytes(model, workload) + forward_work_bytes(model, workload, inputs.as_codes, inputs.whole_sequences);
   };
-  // The ids, and a divergence for each prediction.
-  const int64_t token_bytes = evaluation.num_windows * evaluation.num_tokens * 2 * 4;
-  return weights_bytes(sizes.output_bytes, sizes.packed_excess_bytes) + work_bytes(sizes.output_inputs) + token_bytes +
-         (evaluation.reference ? weights_bytes(sizes.source_bytes) + work_bytes(RuntimeInputs{}) : 0);
+  const int64_t own_bytes = work_bytes(sizes.output_inputs);
+  const int64_t bytes =
+      weights_bytes(sizes.output_bytes, sizes.packed_excess_bytes) + own_bytes + evaluation.held_bytes;
+  if (!evaluation.reference) return bytes;
+  workload.kv_bits = kKvFloatBits;
+  const int64_t reference_bytes = work_bytes(RuntimeInputs{});
+  return bytes + weights_bytes(sizes.source_bytes) +
+         (evaluation.in_turn ? std::max<int64_t>(reference_bytes - own_bytes, 0) : reference_bytes);
 }
 
-// Both models stay with the working memory of their windows, and they answer one after the other.
-int64_t answers_bytes(const ModelDescription& model, const Sizes& sizes, const AnswersExtent& answers) {
-  const int64_t num_tokens = answers.longest_tokens;
-  const DeviceWorkload workload{.num_rows = num_tokens, .num_tokens = num_tokens, .on_host = true};
-  return weights_bytes(sizes.output_bytes, sizes.packed_excess_bytes) +
-         (answers.reference ? weights_bytes(sizes.source_bytes) : 0) +
-         num_tokens * kv_bytes_per_token(model, kKvFloatBits) +
-         forward_work_bytes(model, workload, sizes.output_inputs.as_codes, sizes.output_inputs.whole_sequences);
-}
-
-// Prompts take the matrix product's rate, and new tokens the rate of reading all weights.
-double answers_seconds(const ModelDescription& model, const Sizes& sizes, const AnswersExtent& answers,
-                       double matmul_rate) {
-  const auto weights = static_cast<double>(sizes.block_weights + model.vocabulary_size * model.hidden_size);
-  const double num_models = answers.reference ? 2.0 : 1.0;
-  const auto num_new = static_cast<double>(answers.num_examples * answers.max_new_tokens);
-  const int64_t read_bytes = sizes.output_bytes + (answers.reference ? sizes.source_bytes : 0);
-  return 2.0 * num_models * static_cast<double>(answers.prompt_tokens) * weights / matmul_rate / kEvaluationEfficiency +
-         num_new * static_cast<double>(read_bytes) / kWeightBytesPerSecond;
+// Texts take the matrix product's rate for each of these weights, and new tokens the rate of reading all.
+double evaluation_seconds(int64_t num_weights, const Sizes& sizes, const EvaluationExtent& evaluation,
+                          double matmul_rate) {
+  const double num_models = evaluation.reference ? 2.0 : 1.0;
+  const int64_t read_bytes = sizes.output_bytes + (evaluation.reference ? sizes.source_bytes : 0);
+  return 2.0 * num_models * static_cast<double>(evaluation.num_tokens) * static_cast<double>(num_weights) /
+             matmul_rate / kEvaluationEfficiency +
+         static_cast<double>(evaluation.num_new_tokens) * static_cast<double>(read_bytes) / kWeightBytesPerSecond;
 }
 
 }  // namespace
@@ -342,17 +333,11 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
   Prediction prediction;
   prediction.output_bytes = sizes.output_bytes;
   int64_t evaluation_memory = 0;
-  double evaluation_operations = 0.0;
+  double evaluating_seconds = 0.0;
+  const int64_t evaluated_weights = sizes.block_weights + model.vocabulary_size * model.hidden_size;
   for (const EvaluationExtent& evaluation : workload.evaluations) {
     evaluation_memory = std::max(evaluation_memory, evaluation_bytes(model, sizes, evaluation));
-    evaluation_operations += 2.0 * static_cast<double>(evaluation.num_windows * evaluation.num_tokens) *
-                             static_cast<double>(sizes.block_weights + model.vocabulary_size * model.hidden_size) *
-                             (evaluation.reference ? 2.0 : 1.0);
-  }
-  double answering_seconds = 0.0;
-  for (const AnswersExtent& answers : workload.answers) {
-    evaluation_memory = std::max(evaluation_memory, answers_bytes(model, sizes, answers));
-    answering_seconds += answers_seconds(model, sizes, answers, matmul_rate);
+    evaluating_seconds += evaluation_seconds(evaluated_weights, sizes, evaluation, matmul_rate);
   }
   if (evaluation_memory > 0) evaluation_memory += libraries;
 
@@ -403,11 +388,7 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
   prediction.stages.push_back({"write and verify",
                                static_cast<double>(2 * sizes.source_bytes + 5 * sizes.output_bytes) / kBytesPerSecond,
                                libraries});
-  if (!workload.evaluations.empty() || !workload.answers.empty()) {
-    prediction.stages.push_back({"evaluate",
-                                 evaluation_operations / matmul_rate / kEvaluationEfficiency + answering_seconds,
-                                 evaluation_memory});
-  }
+  if (!workload.evaluations.empty()) prediction.stages.push_back({"evaluate", evaluating_seconds, evaluation_memory});
   return prediction;
 }
 
@@ -446,11 +427,17 @@ Prediction predict_encoder(const RunPlan& plan, const Checkpoint& checkpoint, co
       process_bytes(base_bytes, workload.num_threads, std::max(model.hidden_size, model.feed_forward_size));
   const int64_t walk_bytes = libraries + sizes.largest_block * (4 + 1 + 1) + work_bytes +
                              EncoderWalk::size_bytes(model, workload.calibration_tokens);
+  int64_t num_evaluated = 0;  // texts, of each model
+  double evaluating_seconds = 0.0;
+  for (const EvaluationExtent& evaluation : workload.evaluations) {
+    num_evaluated += evaluation.num_texts * (evaluation.reference ? 2 : 1);
+    evaluating_seconds += evaluation_seconds(sizes.block_weights, sizes, evaluation, matmul_rate);
+  }
   const int64_t batch_bytes =
       std::max(Encoder::kBatchRows, model.context_length) * (9 * model.hidden_size + 2 * model.feed_forward_size) * 4;
-  const int64_t evaluation_bytes = libraries + sizes.output_bytes + sizes.source_bytes + 2 * batch_bytes +
-                                   2 * workload.evaluated_texts * model.hidden_size * 4;
-  const int64_t least = std::max(walk_bytes, workload.evaluated_texts > 0 ? evaluation_bytes : 0);
+  const int64_t evaluation_bytes =
+      libraries + sizes.output_bytes + sizes.source_bytes + 2 * batch_bytes + 2 * num_evaluated * model.hidden_size * 4;
+  const int64_t least = std::max(walk_bytes, num_evaluated > 0 ? evaluation_bytes : 0);
   if (least > max_memory_bytes) {
     throw std::invalid_argument("--max-memory " + format_bytes(max_memory_bytes) + " is too little: this run needs " +
                                 format_bytes(least) + "; allow that much, or calibrate on fewer samples");
@@ -466,12 +453,7 @@ Prediction predict_encoder(const RunPlan& plan, const Checkpoint& checkpoint, co
   prediction.stages.push_back({"write and verify",
                                static_cast<double>(2 * sizes.source_bytes + 5 * sizes.output_bytes) / kBytesPerSecond,
                                libraries});
-  if (workload.evaluated_texts > 0) {
-    prediction.stages.push_back({"evaluate",
-                                 2.0 * static_cast<double>(workload.evaluated_tokens * sizes.block_weights) /
-                                     matmul_rate / kEvaluationEfficiency,
-                                 evaluation_bytes});
-  }
+  if (num_evaluated > 0) prediction.stages.push_back({"evaluate", evaluating_seconds, evaluation_bytes});
   return prediction;
 }
 
@@ -533,9 +515,11 @@ Prediction predict_recording(const Checkpoint& checkpoint, const RecordingExtent
       }
     }
   }
-  const int64_t memory =
-      process_bytes(base_bytes, extent.num_threads, widest_of(model)) + extent.logit_bytes +
-      evaluation_bytes(model, sizes, {.num_windows = 1, .num_tokens = extent.longest_sequence, .reference = false});
+  const EvaluationExtent recorded = {
+      .workload = {.num_rows = extent.longest_sequence, .num_tokens = extent.longest_sequence},
+      .held_bytes = extent.longest_sequence * 2 * 4};
+  const int64_t memory = process_bytes(base_bytes, extent.num_threads, widest_of(model)) + extent.logit_bytes +
+                         evaluation_bytes(model, sizes, recorded);
   // Each text that grows together with others has keys and values, its logits on both sides, and the candidates drawn
   // from.
   const int64_t lane_bytes = extent.longest_sequence * kv_bytes_per_token(model, kKvFloatBits) +

@@ -9,24 +9,10 @@
 #include "compress/plan/plan.h"
 #include "compress/predict/prediction.h"
 #include "compress/survey/leave_one_out.h"
+#include "runtime/evaluate/evaluation.h"
 #include "runtime/model/checkpoint.h"
 
 namespace pare {
-
-struct EvaluationExtent {
-  int64_t num_windows = 0;
-  int64_t num_tokens = 0;  // per window
-  bool reference = true;
-};
-
-// Answers to instructions, counted at their greatest length.
-struct AnswersExtent {
-  int64_t num_examples = 0;
-  int64_t prompt_tokens = 0;   // summed over all examples
-  int64_t longest_tokens = 0;  // the longest prompt with its answer
-  int64_t max_new_tokens = 0;  // per answer
-  bool reference = true;
-};
 
 struct SurveyExtent {
   LeaveOneOut::Extent extent;
@@ -36,8 +22,7 @@ struct SurveyExtent {
 struct Workload {
   int64_t num_windows = 0;  // for calibration; 0: none, or statistics from a file
   int64_t num_tokens = 0;
-  std::vector<EvaluationExtent> evaluations;
-  std::vector<AnswersExtent> answers = {};
+  std::vector<EvaluationExtent> evaluations = {};
   int num_threads = 1;
   std::optional<SurveyExtent> survey = {};
   ExpertTokens experts = ExpertTokens::routed;
@@ -51,8 +36,8 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
                    int64_t max_memory_bytes, double matmul_rate);
 
 struct EncoderWorkload {
-  int64_t calibration_tokens = 0;                     // 0: none
-  int64_t evaluated_texts = 0, evaluated_tokens = 0;  // over all models and files
+  int64_t calibration_tokens = 0;  // 0: none
+  std::vector<EvaluationExtent> evaluations = {};
   int num_threads = 1;
 };
 // Predicts an encoder's run, whose states lie in memory.

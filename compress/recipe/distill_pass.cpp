@@ -269,8 +269,6 @@ std::vector<Recipe> phases_of(const Recipe& recipe) {
     if (&phase != &phases.front() && phase.kept_zeros == KeptZeros::none) phase.kept_zeros = KeptZeros::claimed;
     if (&phase != &phases.back()) {
       phase.evaluate.clear();
-      phase.instructions.clear();
-      phase.embeddings.clear();
       phase.fail_if = {};
     }
     if (last_layerwise != phases.rend() && &phase == &*last_layerwise) continue;

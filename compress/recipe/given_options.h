@@ -2,23 +2,15 @@
 // values it may have. Every function throws std::invalid_argument naming file and line for a value that it cannot use.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "compress/recipe/yaml_value.h"
+#include "runtime/commands/option_table.h"
 #include "runtime/format/fields.h"
 
 namespace pare {
-
-// Visits the fields of a value that it holds.
-using VisitFields = std::function<void(FieldVisitor&)>;
-// `value`, by reference.
-template <typename T>
-VisitFields fields_of(T& value) {
-  return [&value](FieldVisitor& visit) { value.fields(visit); };
-}
 
 // The names of all fields that a recipe may give, in order: a map before what is in it, which is "activations.range".
 std::vector<std::string> names_of_fields(const VisitFields& fields);

@@ -6,6 +6,7 @@
 #include "compress/recipe/recipe_keys.h"
 #include "compress/recipe/recipe_passes.h"
 #include "compress/recipe/yaml_value.h"
+#include "runtime/commands/option_table.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/tokenizer/unicode.h"
 
@@ -94,31 +95,38 @@ void check_sensitivity(const Recipe& recipe, const std::optional<Value>& passes,
   }
 }
 
+std::string field_meaning(EvaluationOptions& options, std::string_view key) {
+  for (const OptionRow& row : option_rows(fields_of(options))) {
+    if (row.name == key) return row.meaning;
+  }
+  return "";
+}
+
 // A list of evaluations; an item without one is a mistake.
 void read_evaluations(const Value& value, Recipe& recipe) {
   for (const Value& item : value.list()) {
-    EvaluationRecipe evaluation;
+    EvaluationItem evaluation;
     const GivenOptions given = read_fields(item, fields_of(evaluation), {}, where_it_belongs);
-    if (given.empty()) item.fail("expected an evaluation, perplexity, instructions or embeddings, found none");
-    if (evaluation.perplexity) {
-      if (evaluation.perplexity->text.empty()) {
-        given.at("perplexity").fail("'text' is missing: the text, .jsonl or .npy file to evaluate on");
-      }
-      recipe.evaluate.push_back(*std::move(evaluation.perplexity));
+    if (given.empty()) {
+      std::vector<std::string> keys;
+      for (const EvaluationRow* row : evaluation_rows()) keys.emplace_back(row->key);
+      item.fail("expected an evaluation, " + listed(keys, "or") + ", found none");
     }
-    if (evaluation.instructions) {
-      if (evaluation.instructions->file.empty()) {
-        given.at("instructions").fail("'file' is missing: the .json or .jsonl file of instructions with their answers");
+    for (size_t i = 0; const EvaluationRow* row : evaluation_rows()) {
+      const std::shared_ptr<EvaluationOptions>& options = evaluation.all[i++];
+      const auto found = given.find(row->key);
+      if (found == given.end()) continue;
+      if (options->data.empty()) {
+        found->second.fail("'" + std::string(row->data_key) + "' is missing. " +
+                           field_meaning(*options, row->data_key));
       }
-      recipe.instructions.push_back(*std::move(evaluation.instructions));
-    }
-    if (evaluation.embeddings) {
-      if (evaluation.embeddings->pairs.empty()) {
-        given.at("embeddings").fail("'pairs' is missing: the .tsv file of pairs of texts to compare");
-      }
-      recipe.embeddings.push_back(*std::move(evaluation.embeddings));
+      recipe.evaluate.push_back({row, options});
     }
   }
+  const std::span<const EvaluationRow* const> rows = evaluation_rows();
+  const auto place = [&](const EvaluationRecipe& item) { return std::find(rows.begin(), rows.end(), item.row); };
+  std::stable_sort(recipe.evaluate.begin(), recipe.evaluate.end(),
+                   [&](const auto& a, const auto& b) { return place(a) < place(b); });
 }
 
 // Until the budget has chosen, what fits every layer.
@@ -133,18 +141,14 @@ void use_fitting_groups(Recipe& recipe) {
 
 // Gates compare with what some evaluation measures.
 void check_gates(const Recipe& recipe, const Value& top) {
-  const bool gates = recipe.fail_if.kl || recipe.fail_if.perplexity_ratio;
-  const bool has_reference =
-      std::any_of(recipe.evaluate.begin(), recipe.evaluate.end(), [](const auto& e) { return e.reference; });
-  if (gates && !has_reference) {
-    top.fail(
-        "'fail_if' compares with the uncompressed model: add 'evaluate: [perplexity: {text: ...}]' with 'reference: "
-        "true'");
-  }
-  const bool has_reference_encoder =
-      std::any_of(recipe.embeddings.begin(), recipe.embeddings.end(), [](const auto& e) { return e.reference; });
-  if (recipe.fail_if.cosine && !has_reference_encoder) {
-    top.fail("'fail_if.cosine' compares with the uncompressed encoder: add 'evaluate: [embeddings: {pairs: ...}]'");
+  for (const EvaluationRow* row : evaluation_rows()) {
+    const bool is_measured = std::any_of(recipe.evaluate.begin(), recipe.evaluate.end(),
+                                         [&](const auto& item) { return item.row == row && item.options->reference; });
+    for (const Gate& gate : row->gates) {
+      if (is_measured || !recipe.fail_if.bounds.contains(gate.name)) continue;
+      top.fail("'fail_if." + std::string(gate.name) + "' compares with the uncompressed model: add 'evaluate: [" +
+               std::string(row->key) + ": {" + std::string(row->data_key) + ": ...}]' with 'reference: true'");
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,7 +15,7 @@
 
 #include "compress/recipe/pass.h"
 #include "compress/recipe/student_options.h"
-#include "runtime/evaluate/instruction_data.h"
+#include "runtime/evaluate/evaluation.h"
 
 namespace pare {
 
@@ -63,34 +64,10 @@ struct HeadRecipe {
   void fields(FieldVisitor& visit);
 };
 
-struct PerplexityRecipe {
-  std::filesystem::path text;
-  int64_t context = 0;            // 0: the protocol's, a .npy's own, or the model's where that is less
-  int64_t num_windows = 0;        // 0: all
-  std::string protocol = "gptq";  // or "llama.cpp"
-  bool reference = true;          // also measure the uncompressed model: KL, agreement, paired error bars
-  int kv_bits = 32;               // of the compressed model's keys and values: 32 (float32) or 8
-  int attention_bits = 32;        // of its attention's products, likewise; 8 includes kv_bits 8
-
-  void fields(FieldVisitor& visit);
-};
-
-// `instructions:` Rouge-L of the answers to them (evaluate_instructions.h).
-struct InstructionsRecipe {
-  std::filesystem::path file;  // .json or .jsonl
-  int64_t num_examples = 0;    // the first so many; 0: all
-  InstructionOptions options;
-  bool reference = true;  // also measure the uncompressed model
-
-  void fields(FieldVisitor& visit);
-};
-
-// `embeddings:` of an encoder, on pairs of texts (evaluate_embeddings.h).
-struct EmbeddingsRecipe {
-  std::filesystem::path pairs;  // .tsv
-  bool reference = true;        // also measure the uncompressed model
-
-  void fields(FieldVisitor& visit);
+// An item of `evaluate:`.
+struct EvaluationRecipe {
+  const EvaluationRow* row = nullptr;
+  std::shared_ptr<const EvaluationOptions> options;
 };
 
 // `sensitivity:` what rounding each group of layers alone adds to the loss.
@@ -116,10 +93,9 @@ struct BudgetRecipe {
   void fields(FieldVisitor& visit);
 };
 
+// Bounds of what the evaluations measure, by the names of their gates.
 struct FailIf {
-  std::optional<double> kl;
-  std::optional<double> perplexity_ratio;
-  std::optional<double> cosine;  // the least mean similarity of embeddings with the uncompressed model's
+  std::map<std::string, double, std::less<>> bounds;
 
   void fields(FieldVisitor& visit);
 };
@@ -140,9 +116,7 @@ struct Recipe {
   bool asks_for_container = false;  // whether the recipe says so itself: it is then one that something is stored in
   std::optional<SensitivityRecipe> sensitivity;
   std::optional<BudgetRecipe> budget;
-  std::vector<PerplexityRecipe> evaluate;        // of a decoder
-  std::vector<InstructionsRecipe> instructions;  // likewise
-  std::vector<EmbeddingsRecipe> embeddings;      // of an encoder
+  std::vector<EvaluationRecipe> evaluate;  // in the order of their table
   FailIf fail_if;
   KeptZeros kept_zeros = KeptZeros::pruned;
   bool asks_for_zeros = false;  // whether the recipe says so itself: what is found is then no event

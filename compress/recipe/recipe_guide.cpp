@@ -181,7 +181,7 @@ std::string overridable_text(const std::vector<std::string>& names, const std::s
 
 std::vector<GuideSection> guide_sections() {
   Recipe recipe;
-  EvaluationRecipe evaluation;
+  EvaluationItem evaluation;
   LayersRecipe layers;
   const std::vector<OptionRow> top = option_rows(fields_of(recipe));
   std::vector<GuideSection> sections = {

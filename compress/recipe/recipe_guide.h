@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "compress/recipe/option_table.h"
+#include "runtime/commands/option_table.h"
 
 namespace pare {
 

@@ -20,9 +20,7 @@ std::vector<fs::path> data_files(const Recipe& recipe) {
     add(recipe.calibration->statistics, files);
   }
   if (recipe.sensitivity) add(recipe.sensitivity->text, files);
-  for (const PerplexityRecipe& item : recipe.evaluate) add(item.text, files);
-  for (const InstructionsRecipe& item : recipe.instructions) add(item.file, files);
-  for (const EmbeddingsRecipe& item : recipe.embeddings) add(item.pairs, files);
+  for (const EvaluationRecipe& item : recipe.evaluate) add(item.options->data, files);
   return files;
 }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "compress/recipe/given_options.h"
-#include "compress/recipe/option_table.h"
+#include "runtime/commands/option_table.h"
 #include "runtime/format/container_format.h"
 #include "runtime/system/byte_count.h"
 
@@ -57,54 +57,12 @@ void HeadRecipe::fields(FieldVisitor& visit) {
         "This many neighbouring inputs of a row share one scale. With -1 a whole row shares one.");
 }
 
-void PerplexityRecipe::fields(FieldVisitor& visit) {
-  static constexpr std::array<std::string_view, 2> kProtocols = {"gptq", "llama.cpp"};
-  visit_path(visit, "text", text,
-             "Perplexity is measured on this file: a `.txt`, a `.jsonl`, or a `.npy` of token ids.");
-  visit("context", context, {.low = 2, .high = 1 << 20},
-        "A window has this many tokens. Without it, the protocol, the `.npy` or the model says how many.");
-  visit("windows", num_windows, {.low = 0, .high = 1 << 30}, "At most this many windows are measured. 0 takes all.");
-  visit("protocol", protocol, std::span<const std::string_view>(kProtocols),
-        "Windows are cut and counted as GPTQ's evaluation does, or as llama.cpp's does.");
-  visit("kv_bits", kv_bits, {.values = {8, 32}}, "The result's keys and values are kept in this many bits.");
-  visit("attention_bits", attention_bits, {.values = {8, 32}},
-        "The result's attention multiplies numbers with this many bits. 8 includes `kv_bits: 8`.");
-  visit("reference", reference, "The uncompressed model is measured as well, and compared with.");
+EvaluationItem::EvaluationItem() {
+  for (const EvaluationRow* row : evaluation_rows()) all.push_back(row->make_options());
 }
 
-void InstructionsRecipe::fields(FieldVisitor& visit) {
-  static const std::vector<std::string_view> kTemplates = [] {
-    std::vector<std::string_view> names;
-    for (const PromptTemplate prompt_template : kPromptTemplates)
-      names.push_back(prompt_template_name(prompt_template));
-    return names;
-  }();
-  visit_path(visit, "file", file,
-             "The model answers the instructions of this file, a `.json` or a `.jsonl`. Rouge-L compares the answers.");
-  visit("examples", num_examples, {.low = 0, .high = 1 << 30},
-        "This many instructions are asked, from the first on. 0 asks all.");
-  visit("max_new_tokens", options.max_new_tokens, {.low = 1, .high = 1 << 20},
-        "An answer has at most this many tokens.");
-  visit("temperature", options.temperature, {.low = 0.0, .high = 1e6},
-        "Logits are divided by this before a token is drawn. 0 always takes the most probable token.");
-  visit("seed", options.seed, {.low = 0}, "Tokens are drawn with this seed.");
-  std::string name(prompt_template_name(options.prompt_template));
-  visit("prompt_template", name, std::span<const std::string_view>(kTemplates),
-        "The instructions are given as they are, in the words of Stanford Alpaca, or in the tokens of ChatML.");
-  options.prompt_template = parse_prompt_template(name);
-  visit("stem", options.stem, "Words are compared by their stems, as Google's rouge_score does.");
-  visit("reference", reference, "The uncompressed model answers as well, and is compared with.");
-}
-
-void EmbeddingsRecipe::fields(FieldVisitor& visit) {
-  visit_path(visit, "pairs", pairs, "This `.tsv` has two texts a line, whose embeddings are compared.");
-  visit("reference", reference, "The uncompressed model is measured as well, and compared with.");
-}
-
-void EvaluationRecipe::fields(FieldVisitor& visit) {
-  visit("perplexity", perplexity, "This measures the perplexity of a decoder on a text.");
-  visit("instructions", instructions, "This measures a decoder's answers to instructions.");
-  visit("embeddings", embeddings, "This measures an encoder's embeddings on pairs of texts.");
+void EvaluationItem::fields(FieldVisitor& visit) {
+  for (size_t i = 0; const EvaluationRow* row : evaluation_rows()) visit(row->key, *all[i++], row->meaning);
 }
 
 void SensitivityRecipe::fields(FieldVisitor& visit) {
@@ -143,11 +101,14 @@ void BudgetRecipe::fields(FieldVisitor& visit) {
 }
 
 void FailIf::fields(FieldVisitor& visit) {
-  visit("kl", kl, {.low = 0.0, .high = 1e6}, "The KL divergence from the uncompressed model may be at most this.");
-  visit("perplexity_ratio", perplexity_ratio, {.low = 0.0, .high = 1e6},
-        "The perplexity may be at most this many times that of the uncompressed model.");
-  visit("cosine", cosine, {.low = -1.0, .high = 1.0},
-        "The mean similarity of embeddings with the uncompressed model's must be at least this.");
+  for (const EvaluationRow* row : evaluation_rows()) {
+    for (const Gate& gate : row->gates) {
+      std::optional<double> bound;
+      if (const auto found = bounds.find(gate.name); found != bounds.end()) bound = found->second;
+      visit(gate.name, bound, gate.limits, gate.meaning);
+      if (bound) bounds[std::string(gate.name)] = *bound;
+    }
+  }
 }
 
 void LayersRecipe::fields(FieldVisitor& visit) {
@@ -202,7 +163,7 @@ std::string where_it_belongs(const std::string& key) {
   }
   if (!passes.empty()) places.push_back((passes.size() > 1 ? "the passes " : "the pass ") + listed(passes, "and"));
   Recipe recipe;
-  EvaluationRecipe evaluation;
+  EvaluationItem evaluation;
   LayersRecipe layers;
   const auto look = [&](const VisitFields& fields, const std::string& top, const std::string& inner) {
     for (const std::string& name : names_of_fields(fields)) {

@@ -1,7 +1,6 @@
 // Every key that may stand in a recipe: its lists of fields beside those of the passes, and where a key belongs.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,12 +16,11 @@ inline constexpr std::string_view kOverrideKey = "override";
 // Stands beside the name of a pass.
 inline constexpr const char* kLayersKey = "layers";
 
-// An item of `evaluate:`.
-struct EvaluationRecipe {
-  std::optional<PerplexityRecipe> perplexity;
-  std::optional<InstructionsRecipe> instructions;
-  std::optional<EmbeddingsRecipe> embeddings;
+// The options of every evaluation, under its key: what an item of `evaluate:` may hold.
+struct EvaluationItem {
+  std::vector<std::shared_ptr<EvaluationOptions>> all;  // of each row of the table
 
+  EvaluationItem();
   void fields(FieldVisitor& visit);
 };
 

@@ -30,9 +30,13 @@ void visit_paths(Recipe& recipe, const VisitPath& visit) {
     pass.options = options;
   }
   if (recipe.sensitivity) visit("sensitivity.text", recipe.sensitivity->text);
-  for (PerplexityRecipe& item : recipe.evaluate) visit("evaluate.perplexity.text", item.text);
-  for (InstructionsRecipe& item : recipe.instructions) visit("evaluate.instructions.file", item.file);
-  for (EmbeddingsRecipe& item : recipe.embeddings) visit("evaluate.embeddings.pairs", item.pairs);
+  for (EvaluationRecipe& item : recipe.evaluate) {
+    std::unique_ptr<EvaluationOptions> options = item.options->clone();
+    fs::path path = options->data;
+    visit("evaluate." + std::string(item.row->key) + "." + std::string(item.row->data_key), path);
+    options->data = path.string();
+    item.options = std::move(options);
+  }
 }
 
 }  // namespace

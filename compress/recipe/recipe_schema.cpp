@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
-#include "compress/recipe/option_table.h"
 #include "compress/recipe/recipe_keys.h"
+#include "runtime/commands/option_table.h"
 #include "runtime/system/json_text.h"
 
 namespace pare {
@@ -132,7 +132,7 @@ Json layers_schema(const PassOptions& options) {
 
 std::string recipe_schema() {
   Recipe recipe;
-  EvaluationRecipe evaluation;
+  EvaluationItem evaluation;
   Json schema = {{"$schema", "https://json-schema.org/draft/2020-12/schema"},
                  {"title", "Recipe of pare"},
                  {"description", "A recipe describes a run of `pare` completely; docs/recipes.md explains it."}};

@@ -55,7 +55,7 @@ std::vector<std::string> read_items(const std::string& text, const std::string& 
         .input = string_field(items[i], "input", /*is_optional=*/true, where),
         .references = {}};
     if (example.instruction.empty()) throw std::runtime_error(where + ": the instruction is empty");
-    add(prompts, make_prompt(example, InstructionOptions().prompt_template), where);
+    add(prompts, make_prompt(example, AnswerOptions().prompt_template), where);
   }
   return prompts;
 }

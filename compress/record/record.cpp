@@ -23,7 +23,7 @@
 #include "runtime/commands/artifact_files.h"
 #include "runtime/device/make_backend.h"
 #include "runtime/evaluate/document_windows.h"
-#include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/perplexity.h"
 #include "runtime/evaluate/token_source.h"
 #include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/import/model_directory.h"

@@ -10,7 +10,7 @@
 #include "compress/survey/survey.h"
 #include "quant/bit_budget.h"
 #include "quant/budget_picture.h"
-#include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/perplexity.h"
 
 namespace pare {
 

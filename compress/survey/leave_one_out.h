@@ -14,7 +14,7 @@
 
 #include "compress/walk/decoder_block.h"
 #include "runtime/engine/backend.h"
-#include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/perplexity.h"
 
 namespace pare {
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/perplexity.h"
 #include "runtime/format/linear_weights.h"
 
 namespace pare {

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "runtime/commands/artifact_files.h"
-#include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
 
 namespace pare {
@@ -111,13 +110,7 @@ std::string dump(const nlohmann::ordered_json& json) {
 }
 
 std::function<void(double, int64_t)> stage(Console& console, const std::string& name, const std::string& unit) {
-  return [&console, name, unit, begun = false](double done, int64_t total) mutable {
-    throw_if_interrupted();
-    if (!begun) console.progress().begin(name, total, unit);
-    begun = done < static_cast<double>(total);
-    console.progress().update_within(done);
-    if (!begun) console.progress().finish();
-  };
+  return stage_of(console.progress(), name, unit);
 }
 
 void check_files_of(const std::filesystem::path& directory, const std::string& instead, Console& console) {
@@ -131,18 +124,11 @@ ModelLoader::ModelLoader(const Arguments& arguments)
                    arguments.given("threads") ? static_cast<int>(arguments.integer("threads")) : omp_get_max_threads()},
       backend_(make_backend(options_)) {}
 
-void ModelLoader::check_memory(std::span<const Checkpoint* const> checkpoints, const DeviceWorkload& workload) const {
-  std::vector<MemoryNeed> needs;
+void ModelLoader::check_memory(const Checkpoint& checkpoint, const DeviceWorkload& workload) const {
   DeviceWorkload here = workload;
   here.on_host = options_.device == ComputeDevice::cpu;
-  for (const Checkpoint* checkpoint : checkpoints) needs.push_back(memory_need(*checkpoint, here));
-  require(needs);
-}
-
-void ModelLoader::check_encoder_memory(std::span<const Checkpoint* const> checkpoints, int64_t num_rows) const {
-  std::vector<MemoryNeed> needs;
-  for (const Checkpoint* checkpoint : checkpoints) needs.push_back(encoder_memory_need(*checkpoint, num_rows));
-  require(needs);
+  const MemoryNeed need = memory_need(checkpoint, here);
+  require({&need, 1});
 }
 
 void ModelLoader::require(std::span<const MemoryNeed> needs) const {
@@ -156,10 +142,6 @@ void ModelLoader::require(std::span<const MemoryNeed> needs) const {
 Transformer ModelLoader::load(const Checkpoint& checkpoint, Console& console) const {
   const auto progress = stage(console, "load " + checkpoint.directory().string(), "blocks");
   return Transformer::load(checkpoint, *backend_, progress);
-}
-
-Encoder ModelLoader::load_encoder(const Checkpoint& checkpoint, Console& console) const {
-  return Encoder::load(checkpoint, *backend_, stage(console, "load " + checkpoint.directory().string(), "blocks"));
 }
 
 }  // namespace pare

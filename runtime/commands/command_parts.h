@@ -12,7 +12,6 @@
 #include "runtime/commands/command_line.h"
 #include "runtime/device/make_backend.h"
 #include "runtime/engine/backend.h"
-#include "runtime/engine/encoder.h"
 #include "runtime/engine/memory_need.h"
 #include "runtime/engine/transformer.h"
 #include "runtime/model/checkpoint.h"
@@ -67,15 +66,14 @@ class ModelLoader {
   explicit ModelLoader(const Arguments& arguments);
 
   const BackendOptions& options() const { return options_; }
+  Backend& backend() const { return *backend_; }
   // Checks before models are loaded together that they fit the device, or the memory that this process may use
   // (runtime/engine/memory_need.h).
-  void check_memory(std::span<const Checkpoint* const> checkpoints, const DeviceWorkload& workload) const;
-  void check_encoder_memory(std::span<const Checkpoint* const> checkpoints, int64_t num_rows) const;
+  void require(std::span<const MemoryNeed> needs) const;
+  void check_memory(const Checkpoint& checkpoint, const DeviceWorkload& workload) const;
   Transformer load(const Checkpoint& checkpoint, Console& console) const;
-  Encoder load_encoder(const Checkpoint& checkpoint, Console& console) const;
 
  private:
-  void require(std::span<const MemoryNeed> needs) const;
   BackendOptions options_;
   std::unique_ptr<Backend> backend_;
 };

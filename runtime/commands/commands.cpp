@@ -18,7 +18,6 @@
 #include "runtime/commands/verify.h"
 #include "runtime/engine/generate.h"
 #include "runtime/engine/transformer.h"
-#include "runtime/evaluate/evaluate.h"
 #include "runtime/evaluate/token_source.h"
 #include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/import/import.h"
@@ -109,9 +108,8 @@ void run_generate(const Arguments& arguments, Console& console) {
                                      .vocabulary_size = tokenizer.vocabulary_size()};
   check_length(checkpoint.description(), static_cast<int64_t>(ids.size()), options.max_tokens);
   const auto num_tokens = static_cast<int64_t>(ids.size()) + options.max_tokens;
-  const Checkpoint* const held = &checkpoint;
   loader.check_memory(
-      {&held, 1},
+      checkpoint,
       {.num_rows = num_tokens, .num_tokens = num_tokens, .keeps_every_layer = true, .kv_bits = kv_bits(arguments)});
   Transformer model = loader.load(checkpoint, console);
   use_bits(arguments, model);
@@ -238,8 +236,7 @@ void run_bench(const Arguments& arguments, Console& console) {
   const int64_t context = checkpoint.description().context_length;  // more is refused
   const int64_t num_tokens = std::max(std::min(options.prefill_tokens, context),
                                       BenchOptions::kDecodePrompt + std::min(options.decode_tokens, context));
-  const Checkpoint* const held = &checkpoint;
-  loader.check_memory({&held, 1},
+  loader.check_memory(checkpoint,
                       {.num_rows = num_tokens,
                        .num_tokens = num_tokens,
                        .keeps_every_layer = true,

@@ -1,4 +1,4 @@
-// The command eval: perplexity of a decoder, embeddings of an encoder, answers to instructions.
+// The command eval. Its options are those of the table of evaluations (runtime/evaluate/evaluation.h).
 #pragma once
 
 #include "runtime/commands/command_line.h"

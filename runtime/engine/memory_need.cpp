@@ -99,6 +99,12 @@ int64_t forward_work_bytes(const ModelDescription& model, const DeviceWorkload& 
   return num_words * kWordBytes + chunk_rows * row_bytes;
 }
 
+int64_t cache_bytes(const ModelDescription& model, const DeviceWorkload& workload) {
+  const int64_t num_tokens =
+      workload.keeps_every_layer ? static_cast<int64_t>(model.blocks.size()) * workload.num_tokens : workload.num_rows;
+  return num_tokens * KvStorage::bytes_per_token(workload.kv_bits, model.num_kv_heads, model.head_size);
+}
+
 MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workload) {
   const ModelDescription& model = checkpoint.description();
   MemoryNeed need;
@@ -125,10 +131,7 @@ MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workl
         std::max<int64_t>(packed_weight_bytes(linear, *scheme, model.dtype, workload.on_host) - stored_bytes, 0);
   }
   need.weight_bytes += need.weight_bytes / 16;
-  const int64_t num_caches = workload.keeps_every_layer ? static_cast<int64_t>(model.blocks.size()) : 1;
-  need.cache_bytes = num_caches * workload.num_tokens *
-                     KvStorage::bytes_per_token(workload.kv_bits, model.num_kv_heads, model.head_size);
-
+  need.cache_bytes = cache_bytes(model, workload);
   need.work_bytes = forward_work_bytes(model, workload, has_codes, needs_whole_sequences) +
                     std::min(workload.most_roof_bytes, need.weight_bytes);
   return need;

@@ -12,10 +12,10 @@
 namespace pare {
 
 // The way in which the model is run. Evaluation passes num_rows tokens through one layer after the other, and all
-// layers share one cache. Generation keeps a cache of num_tokens for every layer.
+// layers share one cache of them. Generation keeps a cache of num_tokens for every layer.
 struct DeviceWorkload {
   int64_t num_rows = 0;    // the rows worked on at a time
-  int64_t num_tokens = 0;  // the tokens of a cache
+  int64_t num_tokens = 0;  // of the longest sequence
   bool keeps_every_layer = false;
   int kv_bits = kKvFloatBits;
   bool on_host = false;  // true for the CPU's backend, which holds columns of outliers as they are stored
@@ -36,8 +36,10 @@ struct MemoryNeed {
 // of a forward pass.
 MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workload);
 
-// The parts of memory_need, for a model that is not written yet. The first is the buffers of a forward pass and of the
-// work on its logits, without weights and caches. The second is a weight in codes or packed 2:4 as a backend holds it.
+// The parts of memory_need, for a model that is not written yet. The first is keys and values. The second is the
+// buffers of a forward pass and of the work on its logits. The third is a weight in codes or packed 2:4 as a backend
+// holds it.
+int64_t cache_bytes(const ModelDescription& model, const DeviceWorkload& workload);
 int64_t forward_work_bytes(const ModelDescription& model, const DeviceWorkload& workload, bool multiplies_codes,
                            bool needs_whole_sequences);
 int64_t packed_weight_bytes(const LinearDescription& linear, const PackScheme& scheme, DType dense_dtype, bool on_host);

@@ -115,27 +115,6 @@ InstructionData read_instructions(const std::filesystem::path& path, int64_t num
   return data;
 }
 
-std::string_view prompt_template_name(PromptTemplate prompt_template) {
-  switch (prompt_template) {
-    case PromptTemplate::plain:
-      return "plain";
-    case PromptTemplate::alpaca:
-      return "alpaca";
-    case PromptTemplate::chatml:
-      return "chatml";
-  }
-  throw std::logic_error("a prompt template without a name");
-}
-
-PromptTemplate parse_prompt_template(std::string_view name) {
-  std::string names;
-  for (const PromptTemplate prompt_template : kPromptTemplates) {
-    if (name == prompt_template_name(prompt_template)) return prompt_template;
-    names += (names.empty() ? "" : ", ") + std::string(prompt_template_name(prompt_template));
-  }
-  throw std::invalid_argument("unknown prompt template '" + std::string(name) + "': expected one of " + names);
-}
-
 std::string make_prompt(const InstructionExample& example, PromptTemplate prompt_template) {
   const auto& [instruction, input, references] = example;
   const bool has_input = !input.empty();

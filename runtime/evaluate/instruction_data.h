@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "runtime/format/fields.h"
 #include "runtime/tokenizer/tokenizer.h"
 
 namespace pare {
@@ -37,18 +39,19 @@ InstructionData read_instructions(const std::filesystem::path& path, int64_t num
 // chatml:  one turn of a user, with an empty line between instruction and input, and the head of the assistant's turn,
 //          in the tokens of ChatML; there is no system message.
 enum class PromptTemplate { plain, alpaca, chatml };
-std::string_view prompt_template_name(PromptTemplate prompt_template);
-PromptTemplate parse_prompt_template(
-    std::string_view name);  // throws std::invalid_argument: the name, the allowed ones
-inline constexpr PromptTemplate kPromptTemplates[] = {PromptTemplate::plain, PromptTemplate::alpaca,
-                                                      PromptTemplate::chatml};
+inline std::span<const EnumName<PromptTemplate>> enum_names(PromptTemplate) {
+  static constexpr EnumName<PromptTemplate> kNames[] = {
+      {PromptTemplate::plain, "plain"}, {PromptTemplate::alpaca, "alpaca"}, {PromptTemplate::chatml, "chatml"}};
+  return kNames;
+}
 
-struct InstructionOptions {
+struct AnswerOptions {
   PromptTemplate prompt_template = PromptTemplate::alpaca;
   int64_t max_new_tokens = 128;  // per answer
   double temperature = 0.0;      // 0: greedy
   uint64_t seed = 0;             // for the draws; each example has its own, independent of the others
   bool stem = true;              // as in rouge_words
+  bool show = false;             // results hold the answers' texts
 };
 
 std::string make_prompt(const InstructionExample& example, PromptTemplate prompt_template);

@@ -184,6 +184,17 @@ void Progress::end_stage() {
        << std::flush;
 }
 
+std::function<void(double, int64_t)> stage_of(Progress& progress, std::string name, std::string unit) {
+  return
+      [&progress, name = std::move(name), unit = std::move(unit), begun = false](double done, int64_t total) mutable {
+        throw_if_interrupted();
+        if (!begun) progress.begin(name, total, unit);
+        begun = done < static_cast<double>(total);
+        progress.update_within(done);
+        if (!begun) progress.finish();
+      };
+}
+
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

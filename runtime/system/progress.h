@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <ostream>
 #include <string>
@@ -76,6 +77,11 @@ class Progress {
   bool stop_ = false;
   std::thread ticker_;  // from the first bar on
 };
+
+// Returns the bar of one stage, as the callback that long functions take. It is also a place to stop on request: it
+// throws Interrupted. The stage begins with the first call (0 units done), which such functions make before any work,
+// and again with the first call after its end.
+std::function<void(double, int64_t)> stage_of(Progress& progress, std::string name, std::string unit);
 
 double seconds_since(std::chrono::steady_clock::time_point start);
 

@@ -1,6 +1,8 @@
-// Shows what a pass and a container of one's own cost: this file's pass and one row in the table of passes,
-// row_container.h and one row in the table of containers. Recipes name both, and everything else follows.
+// Shows what a pass, a container and an evaluation of one's own cost: this file's pass and one row in the table of
+// passes, row_container.h and one row in the table of containers, stranger_evaluation.h and one row in the table of
+// evaluations. Recipes name them, and everything else follows.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -11,14 +13,17 @@
 #include <sstream>
 
 #include "compress/passes/stage_state.h"
+#include "compress/phase.h"
 #include "compress/pipeline.h"
 #include "compress/recipe/distill_pass.h"
 #include "compress/recipe/pass_options.h"
 #include "compress/recipe/recipe_inputs.h"
 #include "compress/recipe/recipe_paths.h"
+#include "runtime/commands/eval_command.h"
 #include "runtime/commands/verify.h"
 #include "runtime/model/checkpoint.h"
 #include "tests/compress/run_pare.h"
+#include "tests/compress/stranger_evaluation.h"
 #include "tests/compress/stranger_passes.h"
 #include "tests/expect_error.h"
 #include "tests/row_container.h"
@@ -92,6 +97,7 @@ class Extension : public testing::Test {
   static void SetUpTestSuite() {
     add_pass(kSnapRow);
     add_strangers();
+    add_evaluation(kFavouritesRow);
     register_container(row_container());
   }
   // Runs in this process, whose tables have the rows.
@@ -186,6 +192,46 @@ TEST_F(Extension, APassOfOnesOwnBeforeGptqInAContainerOfOnesOwn) {
     largest = std::max(largest, std::abs(static_cast<double>(after[i]) - static_cast<double>(before[i])));
   }
   EXPECT_LT(largest, 0.05);
+}
+
+// A recipe and `eval` have it by its row alone, with its options, its gate, its report and its bytes.
+TEST_F(Extension, AnEvaluationOfOnesOwn) {
+  const std::string ids = (family("llama_gqa_untied") / "ids.npy").string(),
+                    item = "passes:\n  - rtn: {bits: 2, group_size: -1}\nevaluate:\n  - test_favourites: {ids: " + ids,
+                    gate = "fail_if: {test_agreement: 0.0}\n";
+  const nlohmann::json report = run_recipe(item + ", most_windows: 1}\n" + gate, "measured");
+  ASSERT_EQ(report.at("test_favourites").size(), 1u);
+  const nlohmann::json& measured = report.at("test_favourites")[0];
+  EXPECT_EQ(measured.at("windows"), 1);
+  EXPECT_TRUE(measured.contains("agreement"));
+  EXPECT_GT(report.at("stage_seconds").at("evaluate"), 0.0);
+
+  const auto eval = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), (folder_ / "measured").string());
+    const Command command = eval_command();
+    const Arguments arguments = parse_arguments({.name = "pare", .summary = "", .commands = {command}}, command, words);
+    DescriptorBuffer out(STDERR_FILENO);
+    std::ostringstream log;
+    Console console(/*json=*/true, /*quiet=*/true, out, log);
+    command.run(arguments, console);
+    return nlohmann::json::parse(console.result());
+  };
+  const std::string source = family("llama_gqa_untied").string();
+  EXPECT_EQ(eval({"--test-favourites", ids, "--most-windows", "1", "--reference", source}), measured);
+  EXPECT_EQ(eval({"--test-favourites", ids}).at("windows"), 2);
+  EXPECT_EQ(eval({"--test-favourites", ids, "--reference", source, "--no-whole"}).at("windows"), 2);
+  EXPECT_THROW(eval({"--test-favourites", ids, "--most-windows", "101"}), WrongUsage);
+  expect_error<WrongUsage>([&] { eval({"--text", ids, "--no-whole"}); }, {"--no-whole belongs to --test-favourites"});
+
+  expect_error<NotGoodEnough>([&] { run_recipe(item + "}\nfail_if: {test_agreement: 2.0}\n", "worse"); },
+                              {"test_agreement is", "at least 2.000000", "ids.npy"});
+  expect_refused("  - rtn: {}\n", {"fail_if.test_agreement", "test_favourites: {ids: ...}"}, gate);
+  expect_refused("  - rtn: {}\n", {"r.yaml:4", "'ids' is missing"}, "evaluate: [test_favourites: {whole: false}]\n");
+  Recipe recipe = parse_recipe(item + "}\n", folder_ / "r.yaml");
+  EXPECT_EQ(data_files(recipe), (std::vector<fs::path>{ids}));
+  EvaluationRow same_option = kFavouritesRow;
+  same_option.key = "other";
+  EXPECT_THROW(add_evaluation(same_option), std::invalid_argument);
 }
 
 TEST_F(Extension, ItsOptionsAreCheckedLikeAnyOthers) {

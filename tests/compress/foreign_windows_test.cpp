@@ -203,7 +203,7 @@ TEST(ShippedRecipes, ReadTextsButForThoseOfTheTablesOfResults) {
     const std::string name = entry.path().stem().string();
     std::vector<fs::path> texts;
     if (recipe.calibration) texts.push_back(recipe.calibration->text);
-    for (const PerplexityRecipe& item : recipe.evaluate) texts.push_back(item.text);
+    for (const EvaluationRecipe& item : recipe.evaluate) texts.emplace_back(item.options->data);
     for (const fs::path& text : texts) {
       EXPECT_TRUE(text.extension() != ".npy" || in_tables.contains(name)) << name;
       EXPECT_TRUE(text.empty() || fs::exists(kSource / text)) << name << ": " << text;

@@ -144,6 +144,16 @@ TEST_F(Pipeline, AnswersToInstructionsAreScoredBesideTheOriginals) {
   const Json alone = Json::parse(run(recipe + ", reference: false}\n", "alone", {"--json"}).out);
   EXPECT_FALSE(alone.at("instructions").at(0).contains("difference"));
   EXPECT_EQ(alone.at("instructions").at(0).at("scores"), found.at("scores"));
+  // Recipes have every option of the command.
+  const Json shown = Json::parse(run(recipe + ", show: true, attention_bits: 8}\n", "shown", {"--json"}).out);
+  const Outcome eval8 = run_pare({"eval", (folder_ / "answers").string(), "--instructions", instructions, "--examples",
+                                  "3", "--max-new-tokens", "24", "--prompt-template", "plain", "--reference", model,
+                                  "--show", "--attention-bits", "8", "--json"});
+  ASSERT_EQ(eval8.status, 0) << eval8.err;
+  const Json scores8 = shown.at("instructions").at(0).at("scores");
+  EXPECT_EQ(scores8, Json::parse(eval8.out).at("scores"));
+  EXPECT_TRUE(scores8.at(0).contains("text"));
+  EXPECT_NE(scores8.at(0).at("text"), "");
   expect_refused(run("model: " + model + "\npasses:\n  - rtn: {bits: 3, group_size: -1}\nevaluate:\n" +
                          "  - instructions: {file: " + instructions + ", examples: 3, max_new_tokens: 512}\n",
                      "out"),

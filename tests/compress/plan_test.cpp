@@ -340,7 +340,7 @@ TEST(Plan, PassesThatDisagreeWhetherALayerIsFittedAreRefused) {
 Prediction prediction_of(const std::string& pass) {
   const Checkpoint checkpoint = Checkpoint::open(model_path("stories260k"));
   const RunPlan plan = plan_of("stories260k", "passes:\n  - " + pass + "\n");
-  return predict(plan, checkpoint, {.num_windows = 16, .num_tokens = 128, .evaluations = {}}, 0, int64_t{1} << 40, 1e9);
+  return predict(plan, checkpoint, {.num_windows = 16, .num_tokens = 128}, 0, int64_t{1} << 40, 1e9);
 }
 
 double seconds_of(const Prediction& prediction, const std::string& stage) {

@@ -12,6 +12,7 @@
 
 #include "compress/recipe/distill_pass.h"
 #include "compress/recipe/recipe_inputs.h"
+#include "runtime/evaluate/embeddings.h"
 #include "tests/compress/run_pare.h"
 #include "tests/places.h"
 
@@ -192,9 +193,11 @@ TEST(RecipeInputs, AreAllFilesThatARecipeNames) {
   recipe.model = "a-model";
   recipe.calibration = CalibrationRecipe{.text = "c.txt", .statistics = "c.h5", .num_samples = {}, .num_tokens = {}};
   recipe.sensitivity.emplace().text = "s.txt";
-  recipe.evaluate.emplace_back().text = "e.txt";
-  recipe.instructions.emplace_back().file = "i.json";
-  recipe.embeddings.emplace_back().pairs = "p.tsv";
+  for (const char* file : {"e.txt", "i.json", "p.tsv"}) {
+    const auto options = std::make_shared<EmbeddingsOptions>();
+    options->data = file;
+    recipe.evaluate.push_back({evaluation_rows().front(), options});
+  }
   const auto pass = std::make_shared<DistillPass>();
   pass->distill.text = {"t.txt", "u.txt"};
   pass->distill.validation_text = "v.txt";

@@ -60,9 +60,9 @@ std::vector<std::string> paths_of(const Recipe& recipe) {
           distill.text[1],
           distill.teacher,
           distill.validation_text,
-          recipe.evaluate[0].text.string(),
-          recipe.instructions[0].file.string(),
-          recipe.embeddings[0].pairs.string()};
+          recipe.evaluate[0].options->data,
+          recipe.evaluate[1].options->data,
+          recipe.evaluate[2].options->data};
 }
 const std::vector<std::string> kNames = {"m",       "c.txt", "s.txt", "t1.txt", "data/t2.txt",
                                          "teacher", "v.txt", "e.txt", "i.json", "p.tsv"};

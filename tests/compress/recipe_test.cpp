@@ -7,6 +7,9 @@
 
 #include "compress/recipe/distill_pass.h"
 #include "compress/recipe/pass_options.h"
+#include "runtime/evaluate/embeddings.h"
+#include "runtime/evaluate/instructions.h"
+#include "runtime/evaluate/perplexity.h"
 #include "tests/expect_error.h"
 #include "tests/places.h"
 
@@ -32,6 +35,10 @@ template <typename Options>
 const Options& options(const PassRecipe& pass) {
   return dynamic_cast<const Options&>(*pass.options);
 }
+template <typename Options>
+const Options& options(const EvaluationRecipe& evaluation) {
+  return dynamic_cast<const Options&>(*evaluation.options);
+}
 
 TEST(Recipe, ReadsEveryKey) {
   const Recipe recipe = parse_recipe(kGood, "r.yaml");
@@ -54,10 +61,9 @@ TEST(Recipe, ReadsEveryKey) {
   ASSERT_TRUE(recipe.head);
   EXPECT_EQ(recipe.head->bits, 8);
   ASSERT_EQ(recipe.evaluate.size(), 1u);
-  EXPECT_EQ(recipe.evaluate[0].context, 256);
-  EXPECT_EQ(recipe.evaluate[0].num_windows, 4);
-  EXPECT_DOUBLE_EQ(recipe.fail_if.kl.value(), 0.05);
-  EXPECT_DOUBLE_EQ(recipe.fail_if.perplexity_ratio.value(), 1.03);
+  EXPECT_EQ(options<PerplexityOptions>(recipe.evaluate[0]).cut.context, 256);
+  EXPECT_EQ(options<PerplexityOptions>(recipe.evaluate[0]).cut.num_windows, 4);
+  EXPECT_EQ(recipe.fail_if.bounds, (decltype(FailIf::bounds){{"kl", 0.05}, {"perplexity_ratio", 1.03}}));
   EXPECT_TRUE(recipe.strict);
 }
 
@@ -184,12 +190,11 @@ TEST(Recipe, EmbeddingsAreEvaluatedOnPairs) {
   const std::string head =
       "model: m\noutput: o\npasses:\n  - rtn: {bits: 8, group_size: -1}\nevaluate:\n  - embeddings: ";
   const Recipe recipe = parse_recipe(head + "{pairs: p.tsv}\nfail_if: {cosine: 0.99}\n", "r.yaml");
-  ASSERT_EQ(recipe.embeddings.size(), 1u);
-  EXPECT_EQ(recipe.embeddings[0].pairs, "p.tsv");
-  EXPECT_TRUE(recipe.embeddings[0].reference);
-  EXPECT_TRUE(recipe.evaluate.empty());
-  EXPECT_DOUBLE_EQ(recipe.fail_if.cosine.value(), 0.99);
-  EXPECT_FALSE(parse_recipe(head + "{pairs: p.tsv, reference: false}\n", "r.yaml").embeddings[0].reference);
+  ASSERT_EQ(recipe.evaluate.size(), 1u);
+  EXPECT_EQ(options<EmbeddingsOptions>(recipe.evaluate[0]).data, "p.tsv");
+  EXPECT_TRUE(recipe.evaluate[0].options->reference);
+  EXPECT_EQ(recipe.fail_if.bounds, (decltype(FailIf::bounds){{"cosine", 0.99}}));
+  EXPECT_FALSE(parse_recipe(head + "{pairs: p.tsv, reference: false}\n", "r.yaml").evaluate[0].options->reference);
   EXPECT_THROW(parse_recipe(head + "{reference: true}\n", "r.yaml"), std::invalid_argument);
   EXPECT_THROW(parse_recipe(head + "{pairs: p.tsv, reference: false}\nfail_if: {cosine: 0.99}\n", "r.yaml"),
                std::invalid_argument);
@@ -198,23 +203,26 @@ TEST(Recipe, EmbeddingsAreEvaluatedOnPairs) {
 TEST(Recipe, InstructionsAreEvaluatedWithTheirOptions) {
   const std::string head =
       "model: m\noutput: o\npasses:\n  - rtn: {bits: 8, group_size: -1}\nevaluate:\n  - instructions: ";
-  const InstructionsRecipe by_default = parse_recipe(head + "{file: i.json}\n", "r.yaml").instructions.at(0);
-  EXPECT_EQ(by_default.file, "i.json");
+  const auto read = [&](const std::string& item) {
+    return options<InstructionsOptions>(parse_recipe(head + item, "r.yaml").evaluate.at(0));
+  };
+  const InstructionsOptions by_default = read("{file: i.json}\n");
+  EXPECT_EQ(by_default.data, "i.json");
   EXPECT_EQ(by_default.num_examples, 0);
   EXPECT_TRUE(by_default.reference);
-  EXPECT_EQ(by_default.options.prompt_template, InstructionOptions{}.prompt_template);
-  const InstructionsRecipe all = parse_recipe(head +
-                                                  "{file: i.jsonl, examples: 50, max_new_tokens: 64, temperature: "
-                                                  "0.5, seed: 3, prompt_template: chatml, stem: false, reference: "
-                                                  "false}\n",
-                                              "r.yaml")
-                                     .instructions.at(0);
+  EXPECT_EQ(by_default.answers.prompt_template, AnswerOptions{}.prompt_template);
+  EXPECT_EQ(by_default.bits.kv, 32);
+  const InstructionsOptions all = read(
+      "{file: i.jsonl, examples: 50, max_new_tokens: 64, temperature: 0.5, seed: 3, prompt_template: chatml, stem: "
+      "false, show: true, kv_bits: 8, reference: false}\n");
   EXPECT_EQ(all.num_examples, 50);
-  EXPECT_EQ(all.options.max_new_tokens, 64);
-  EXPECT_EQ(all.options.temperature, 0.5);
-  EXPECT_EQ(all.options.seed, 3u);
-  EXPECT_EQ(all.options.prompt_template, PromptTemplate::chatml);
-  EXPECT_FALSE(all.options.stem);
+  EXPECT_EQ(all.answers.max_new_tokens, 64);
+  EXPECT_EQ(all.answers.temperature, 0.5);
+  EXPECT_EQ(all.answers.seed, 3u);
+  EXPECT_EQ(all.answers.prompt_template, PromptTemplate::chatml);
+  EXPECT_FALSE(all.answers.stem);
+  EXPECT_TRUE(all.answers.show);
+  EXPECT_EQ(all.bits.kv, 8);
   EXPECT_FALSE(all.reference);
   const auto refused = [&](const std::string& item, std::initializer_list<std::string> parts) {
     expect_error<std::invalid_argument>([&] { parse_recipe(head + item, "r.yaml"); }, parts);
@@ -290,7 +298,8 @@ TEST(Recipe, EveryRecipeOfTheRepositoryIsRead) {
     if (!recipe.output.empty()) {
       EXPECT_EQ(recipe.output, std::filesystem::path("out") / entry.path().stem());
     }
-    for (const PerplexityRecipe& item : recipe.evaluate) EXPECT_TRUE(std::filesystem::exists(source / item.text));
+    for (const EvaluationRecipe& item : recipe.evaluate)
+      EXPECT_TRUE(std::filesystem::exists(source / item.options->data));
     for (const Recipe& phase : phases_of(recipe)) {
       if (training_of(phase) == nullptr) continue;
       for (const std::string& text : training_of(phase)->text) EXPECT_TRUE(std::filesystem::exists(source / text));

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "runtime/device/make_backend.h"
-#include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/perplexity.h"
 #include "runtime/evaluate/token_source.h"
 #include "tests/compress/run_pare.h"
 #include "tests/places.h"
@@ -29,7 +29,7 @@ double evaluated(const Checkpoint& checkpoint, const TokenWindows& windows) {
   }
   const std::unique_ptr<Backend> backend = make_backend({});
   Transformer model = Transformer::load(checkpoint, *backend);
-  return evaluate(model, data, nullptr).nll;
+  return evaluate_perplexity(model, data, nullptr).nll;
 }
 
 TEST(TextLoss, IsTheRuntimesLossOfTheSampledWindows) {

@@ -1,7 +1,7 @@
 // Checks whole models on the emulated device against the logits of transformers, and a trained model against the CPU.
 #include "runtime/engine/encoder.h"
 #include "runtime/engine/generate.h"
-#include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/perplexity.h"
 #include "tests/cuda/on_cuda.h"
 #include "tests/places.h"
 #include "tests/runtime/engine/tiny_encoder.h"
@@ -84,10 +84,11 @@ TEST_F(CudaModels, Stories260kHasTheLossOfTheCpu) {
   const std::vector<int32_t> story = generate(expected_model, std::vector<int32_t>{1}, {.max_tokens = 96}).ids;
   data.windows.ids_NT = story;
   data.source = "a story";
-  const Evaluation expected = evaluate(expected_model, data, nullptr), found = evaluate(model, data, nullptr);
+  const Perplexity expected = evaluate_perplexity(expected_model, data, nullptr),
+                   found = evaluate_perplexity(model, data, nullptr);
   // Logits agree within 2e-5 of their size, so losses of about 1 agree within 1e-4.
   EXPECT_NEAR(found.nll, expected.nll, 1e-4);
-  EXPECT_LE(evaluate(model, data, &model).comparison->kl_max, 1e-12);
+  EXPECT_LE(evaluate_perplexity(model, data, &model).comparison->kl_max, 1e-12);
 }
 
 // With codes, rounded inputs and an 8-bit cache at once, the device computes what the reference computes, except for

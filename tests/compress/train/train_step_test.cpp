@@ -13,7 +13,7 @@
 
 #include "compress/train/trainer.h"
 #include "distill/losses.h"
-#include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/perplexity.h"
 #include "tests/expect_error.h"
 #include "tests/places.h"
 
@@ -355,7 +355,7 @@ TEST(Score, IsThePerplexityThatTheRuntimeMeasures) {
     }
     const std::unique_ptr<Backend> backend = make_reference_backend();
     Transformer runtime = Transformer::load(checkpoint, *backend);
-    const double expected = evaluate(runtime, windows, nullptr).perplexity.value;
+    const double expected = evaluate_perplexity(runtime, windows, nullptr).perplexity.value;
     const StudentModel student(checkpoint, {}, kAll, windows.windows.num_tokens, at::kFloat);
     for (const int64_t micro_batch : {1, 2, 7}) {
       EXPECT_NEAR(validate({windows.windows}, micro_batch, nullptr, nullptr, student).perplexity, expected,

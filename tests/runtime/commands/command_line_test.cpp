@@ -7,7 +7,7 @@
 #include <regex>
 
 #include "runtime/commands/commands.h"
-#include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/perplexity.h"
 #include "runtime/evaluate/rouge_l.h"
 #include "runtime/system/sealed_json.h"
 #include "runtime/system/sha256.h"
@@ -184,6 +184,7 @@ TEST_F(PareRuntime, WrongUsageExitsWith2) {
   expect_failure("eval m --pairs p --text t", 2, {"--pairs", "--text", "give one of them"});
   expect_failure("eval m --text t --instructions i", 2, {"--text", "--instructions", "give one of them"});
   expect_failure("eval m --text t --temperature 1", 2, {"--temperature belongs to --instructions"});
+  expect_failure("eval m --text t --temperature 0", 2, {"--temperature belongs to --instructions"});
   expect_failure("eval m --text t --show", 2, {"--show belongs to --instructions"});
   expect_failure("eval m --instructions i --protocol llama.cpp", 2, {"--protocol belongs to --text"});
   expect_failure("eval m --instructions i --prompt-template alpca", 2, {"plain, alpaca, chatml", "'alpaca'"});
@@ -234,7 +235,8 @@ TEST_F(PareRuntime, FailuresExitWith1AndSayWhat) {
 TEST_F(PareRuntime, EvalPrintsWhatEvaluateReturns) {
   const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 2);
   Transformer model = Transformer::load(Checkpoint::open(model_), *backend);
-  const Evaluation expected = evaluate(model, make_scored_windows(npy_, nullptr, model.description(), {}), nullptr);
+  const Perplexity expected =
+      evaluate_perplexity(model, make_scored_windows(npy_, nullptr, model.description(), {}), nullptr);
   const std::string words = "eval " + model_.string() + " --text " + npy_;
   const nlohmann::json json = run_json(words);
   EXPECT_EQ(json["nll"], expected.nll);
@@ -245,6 +247,7 @@ TEST_F(PareRuntime, EvalPrintsWhatEvaluateReturns) {
   }
   EXPECT_NEAR(run_json(words + " --isa avx2")["nll"].get<double>(), expected.nll, 1e-5 * expected.nll);
   EXPECT_EQ(run_json(words + " --windows 1")["windows"], 1);
+  EXPECT_EQ(run_json(words + " --windows 0")["windows"], 2);  // all, as in a recipe
   EXPECT_EQ(run_json(words + " --protocol llama.cpp")["tokens"], 62);
   const nlohmann::json compared = run_json(words + " --reference " + family_path("llama_gqa_untied").string());
   EXPECT_EQ(compared["kl_mean"], 0.0);
@@ -310,7 +313,8 @@ TEST_F(PareInstructions, AreComparedWithAReferencesAnswers) {
 }
 
 TEST_F(PareInstructions, ThatCannotBeAnsweredAreNamed) {
-  expect_failure("eval m --instructions " + folder_.path().string() + "/none.json", 1, {"none.json"});
+  expect_failure("eval " + model_.string() + " --instructions " + folder_.path().string() + "/none.json", 1,
+                 {"none.json"});
   expect_failure(words_ + " --reference none", 1, {"none"});
   const std::string short_words = "eval " + model_.string() + " --instructions " + file_.string();
   expect_failure(short_words + " --examples 4", 1, {"at least 4 examples", "found 3"});

@@ -177,11 +177,13 @@ TEST_F(MistakenInputs, AFolderIsNoText) {
 
 TEST_F(MistakenInputs, TwoThingsToMeasureAreOneTooMany) {
   const std::string rest = " " + model_.string();
-  expect_failure(
-      "eval --text t.txt --instructions i.json" + rest, 2,
-      {"--instructions scores answers of a decoder, and --text measures the perplexity of a decoder: give one"});
+  expect_failure("eval --text t.txt --instructions i.json" + rest, 2,
+                 {"--text measures perplexity on a text (decoders), and --instructions measures answers to "
+                  "instructions (decoders): "
+                  "give one"});
   expect_failure("eval --pairs p.tsv --text t.txt" + rest, 2,
-                 {"--pairs compares embeddings of an encoder, and --text measures the perplexity of a decoder"});
+                 {"--text measures perplexity on a text (decoders), and --pairs measures embeddings of pairs of texts "
+                  "(encoders)"});
 }
 
 }  // namespace

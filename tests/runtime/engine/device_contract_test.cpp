@@ -4,7 +4,7 @@
 
 #include "runtime/engine/encoder.h"
 #include "runtime/engine/generate.h"
-#include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/perplexity.h"
 #include "tests/places.h"
 #include "tests/runtime/engine/guarded_backend.h"
 #include "tests/runtime/engine/tiny_encoder.h"
@@ -44,8 +44,8 @@ TEST(DeviceContract, Stories260kIsEvaluatedAndContinuedAsOnTheReference) {
   ScoredWindows data;
   data.windows = {.num_windows = 3, .num_tokens = 24, .ids_NT = ids_of(72, checkpoint.description().vocabulary_size)};
   data.source = "three windows";
-  const Evaluation expected = evaluate(expected_model, data, &expected_model, {}),
-                   found = evaluate(model, data, &model, {});
+  const Perplexity expected = evaluate_perplexity(expected_model, data, &expected_model, {}),
+                   found = evaluate_perplexity(model, data, &model, {});
   EXPECT_EQ(found.window_nll, expected.window_nll);
   EXPECT_EQ(found.comparison->kl_mean.value, expected.comparison->kl_mean.value);
 }

@@ -12,7 +12,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/perplexity.h"
 #include "runtime/files/safetensors.h"
 #include "tests/expect_error.h"
 #include "tests/places.h"
@@ -333,7 +333,7 @@ TEST(AttentionProducts, BitsAreStatedAndOthersRefused) {
   EXPECT_EQ(model.attention_bits().products, 8);
   EXPECT_EQ(model.attention_bits().kv, 8) << "products in 8 bits include the cache";
   const ScoredWindows data = {.windows = read_npy(family_path("llama_gqa_untied") / "ids.npy"), .source = "ids.npy"};
-  EXPECT_EQ(nlohmann::json::parse(to_json(evaluate(model, data, nullptr)))["attention_bits"], 8);
+  EXPECT_EQ(nlohmann::json::parse(evaluate_perplexity(model, data, nullptr).to_json())["attention_bits"], 8);
 }
 
 // A model that does one evaluation after another must compute each as a fresh model does.
@@ -376,10 +376,10 @@ TEST(KvCache, BytesOfATokenAndRefusals) {
   expect_error<std::invalid_argument>([&] { model.use_attention_bits({.kv = 4}); }, {"8 or 32", "found 4"});
   EXPECT_EQ(model.attention_bits().kv, 8);
   const ScoredWindows data = {.windows = read_npy(family_path("llama_gqa_untied") / "ids.npy"), .source = "ids.npy"};
-  const Evaluation evaluation = evaluate(model, data, nullptr);
+  const Perplexity evaluation = evaluate_perplexity(model, data, nullptr);
   EXPECT_EQ(evaluation.kv_bits, 8);
   EXPECT_EQ(evaluation.kv_bytes_per_token, model.kv_bytes_per_token());
-  EXPECT_EQ(nlohmann::json::parse(to_json(evaluation))["kv_bytes_per_token"], model.kv_bytes_per_token());
+  EXPECT_EQ(nlohmann::json::parse(evaluation.to_json())["kv_bytes_per_token"], model.kv_bytes_per_token());
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <regex>
 
 #include "tests/expect_error.h"
 #include "tests/runtime/commands/pare_runtime.h"
@@ -203,6 +204,16 @@ TEST_F(ControlGroup, MemoryIsAskedForBeforeAModelIsLoaded) {
       EXPECT_NE(result.err.find(part), std::string::npos) << words << ": " << result.err;
     }
   }
+  // The reference keeps keys and values as floats, whatever the model's bits: more of them are needed than for it.
+  const Outcome compared = run_in(procs, "eval " + large.string() + " --context 1000000 --kv-bits 8 --text " +
+                                             text_.string() + " --reference " + large.string());
+  static const std::regex kCache("of weights, ([^;]*) of keys and values");
+  std::vector<std::string> caches;
+  for (std::sregex_iterator found(compared.err.begin(), compared.err.end(), kCache), end; found != end; ++found) {
+    caches.push_back((*found)[1]);
+  }
+  ASSERT_EQ(caches.size(), 2u) << compared.err;
+  EXPECT_NE(caches[0], caches[1]) << compared.err;
 }
 
 TEST_F(ControlGroup, ThreadsFollowTheQuota) {

@@ -1,16 +1,24 @@
-// What a list of fields says to people who write recipes: each option with its default, what it may be and what it
-// means. `pare recipes` prints it in three forms (recipe_guide.h, recipe_schema.h).
+// What a list of fields says to people: each option with its default, what it may be and what it means. `pare recipes`
+// prints it in three forms (recipe_guide.h, recipe_schema.h), and `eval` has its options from it.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "compress/recipe/given_options.h"
 #include "runtime/format/fields.h"
 
 namespace pare {
+
+// Visits the fields of a value that it holds.
+using VisitFields = std::function<void(FieldVisitor&)>;
+// `value`, by reference.
+template <typename T>
+VisitFields fields_of(T& value) {
+  return [&value](FieldVisitor& visit) { value.fields(visit); };
+}
 
 enum class OptionType {
   truth,

@@ -19,17 +19,21 @@
 #include <string_view>
 
 #include "runtime/engine/transformer.h"
+#include "runtime/evaluate/evaluation.h"
 #include "runtime/files/npy.h"
+#include "runtime/format/fields.h"
 #include "runtime/tokenizer/tokenizer.h"
 
 namespace pare {
 
 enum class Protocol { gptq, llama_cpp };
-std::string_view protocol_name(Protocol protocol);  // "gptq", "llama.cpp"
-Protocol parse_protocol(std::string_view name);     // throws std::invalid_argument: the name, the allowed ones
-int64_t default_context(Protocol protocol);         // tokens per window
+inline std::span<const EnumName<Protocol>> enum_names(Protocol) {
+  static constexpr EnumName<Protocol> kNames[] = {{Protocol::gptq, "gptq"}, {Protocol::llama_cpp, "llama.cpp"}};
+  return kNames;
+}
+int64_t default_context(Protocol protocol);  // tokens per window
 
-struct EvaluationOptions {
+struct WindowCut {
   Protocol protocol = Protocol::gptq;
   int64_t context = 0;  // tokens per window; 0: the protocol's (2048 or 512), or the model's context if that is shorter
   int64_t num_windows = 0;  // the first ones; 0: all
@@ -51,7 +55,7 @@ struct ScoredWindows {
 // for a context beyond the model's or other than a .npy's, fewer windows than asked for, a text shorter than one
 // window, and a missing tokenizer.
 ScoredWindows make_scored_windows(const std::filesystem::path& text, const Tokenizer* tokenizer,
-                                  const ModelDescription& model, const EvaluationOptions& options);
+                                  const ModelDescription& model, const WindowCut& cut);
 
 // A mean over windows. Windows are the independent draws (tokens inside one are not), so standard_error = s / sqrt(N),
 // where s is the sample standard deviation of the N windows' values. For a perplexity it is carried through exp() to
@@ -76,7 +80,7 @@ struct Comparison {
   Estimate top1_agreement;  // share of positions with the same most probable token
 };
 
-struct Evaluation {
+struct Perplexity : EvaluationResult {
   std::string protocol;  // its name
   std::string label;     // ScoredWindows::label
   int64_t context = 0;   // tokens per window
@@ -89,29 +93,40 @@ struct Evaluation {
   std::optional<double>
       top1_accuracy;  // share of targets that are the most probable token; not measured with a reference
   std::optional<Comparison> comparison;
-  int kv_bits = 0;                  // the model's keys and values; the reference has its own
-  int attention_bits = 0;           // attention's products, likewise
-  int64_t kv_bytes_per_token = 0;   // what a token adds to a cache of the model
-  std::vector<std::string> events;  // describe what is not known about the windows
-  double seconds = 0.0;             // only scoring, without loading
-  double tokens_per_second = 0.0;   // all tokens of the windows, of each model, per second
-  // Sampled RssAnon + RssShmem of the evaluation; callers may add the peak while loading.
-  int64_t peak_memory_bytes = 0;
+  int kv_bits = 0;                 // the model's keys and values; the reference has its own
+  int attention_bits = 0;          // attention's products, likewise
+  int64_t kv_bytes_per_token = 0;  // what a token adds to a cache of the model
+  double seconds = 0.0;            // only scoring, without loading
+  double tokens_per_second = 0.0;  // all tokens of the windows, of each model, per second
+
+  // Returns one JSON object, with the members above as keys on one level: perplexity, standard_error (the
+  // perplexity's), nll, window_nll, tokens, windows, context, protocol, protocol_label, seconds, tokens_per_second,
+  // peak_memory_bytes, ...; with a reference also kl_mean, kl_p99, top1_agreement, ...
+  std::string to_json() const override;
+  std::string to_text() const override;
+  std::string data_label() const override { return label; }
+  std::optional<double> figure(std::string_view gate) const override;  // "kl", "perplexity_ratio"
 };
 
 // Runs windows in batches of a few thousand tokens and never holds all logits. `reference` may be null; it must share
 // the model's backend object and vocabulary (else std::invalid_argument). `progress` (may be empty) gets the windows
 // done, with a fraction for those under way, and the number of windows. Throws std::runtime_error if a likelihood is
 // not finite (window and position), and Interrupted between blocks.
-Evaluation evaluate(Transformer& model, const ScoredWindows& data, Transformer* reference,
-                    const std::function<void(double, int64_t)>& progress = {});
+Perplexity evaluate_perplexity(Transformer& model, const ScoredWindows& data, Transformer* reference,
+                               const std::function<void(double, int64_t)>& progress = {});
 
-// Returns one JSON object, with the members above as keys on one level: perplexity, standard_error (the perplexity's),
-// nll, window_nll, tokens, windows, context, protocol, protocol_label, seconds, tokens_per_second, peak_memory_bytes,
-// ...; with a reference also kl_mean, kl_p99, top1_agreement, ...
-std::string to_json(const Evaluation& evaluation);
+// Returns what that takes, with these bits of the model and perhaps a reference.
+EvaluationExtent perplexity_extent(const ScoredWindows& data, AttentionBits bits, bool reference);
 
-// Returns the same for people: a few lines of text.
-std::string to_text(const Evaluation& evaluation);
+class PerplexityOptions : public EvaluationOptionsOf<PerplexityOptions> {
+ public:
+  WindowCut cut;
+  AttentionBits bits;  // of the model; the reference keeps 32
+
+  void fields(FieldVisitor& visit) override;
+  std::string help(std::string_view key) const override;
+  std::unique_ptr<Measurement> read(EvaluationSource& source) const override;
+};
+EvaluationRow perplexity_row();
 
 }  // namespace pare

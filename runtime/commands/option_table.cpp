@@ -1,4 +1,4 @@
-#include "compress/recipe/option_table.h"
+#include "runtime/commands/option_table.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -14,8 +14,9 @@
 
 #include "runtime/engine/generate.h"
 #include "runtime/engine/transformer.h"
-#include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/evaluation.h"
 #include "runtime/evaluate/instruction_data.h"
+#include "runtime/evaluate/perplexity.h"
 #include "runtime/evaluate/rouge_l.h"
 #include "runtime/tokenizer/tokenizer.h"
 
@@ -29,8 +30,8 @@ struct InstructionPrompts {
 };
 // Throws std::invalid_argument for options out of range, a template whose tokens the tokenizer lacks, and a prompt that
 // exceeds the model's context with max_new_tokens more (the message says which example).
-InstructionPrompts make_prompts(const InstructionData& data, const InstructionOptions& options,
-                                const Tokenizer& tokenizer, const ModelDescription& model);
+InstructionPrompts make_prompts(const InstructionData& data, const AnswerOptions& options, const Tokenizer& tokenizer,
+                                const ModelDescription& model);
 
 struct InstructionAnswer {
   std::string text;  // without special tokens; U+FFFD replaces bytes that are not UTF-8
@@ -45,9 +46,9 @@ struct InstructionComparison {
   Estimate difference;  // the model's - the reference's
 };
 
-struct InstructionEvaluation {
+struct InstructionEvaluation : EvaluationResult {
   std::string source;
-  InstructionOptions options;
+  AnswerOptions options;
   std::vector<InstructionAnswer> answers;  // in the order of the examples
   Estimate rouge_l;                        // mean f_measure over the examples, and its standard error
   double ended = 0.0;                      // share of the answers that reached an end
@@ -55,23 +56,34 @@ struct InstructionEvaluation {
   std::optional<InstructionComparison> comparison;
   double seconds = 0.0;                                                                   // only answering
   double tokens_per_second() const { return static_cast<double>(new_tokens) / seconds; }  // new ones, with prefill
-  int64_t peak_memory_bytes = 0;
+
+  // The object has rouge_l, standard_error, scores, ... Each score has an example's rouge_l, precision, recall, tokens,
+  // characters and ended. options.show adds the answers: to the scores, or before the lines.
+  std::string to_json() const override;
+  std::string to_text() const override;
+  std::string data_label() const override { return source; }
 };
 
 // Answers every example by itself and scores it. Any number of threads gives the same result. `prompts` are those that
 // make_prompts made for this data, model and tokenizer (std::invalid_argument if their numbers differ). `progress`
 // (examples done, examples) may be empty. Throws what generate throws.
 InstructionEvaluation evaluate_instructions(Transformer& model, const Tokenizer& tokenizer, const InstructionData& data,
-                                            const InstructionPrompts& prompts, const InstructionOptions& options,
+                                            const InstructionPrompts& prompts, const AnswerOptions& options,
                                             const std::function<void(int64_t, int64_t)>& progress = {});
 
 // Throws std::invalid_argument unless both answered equally many examples of the same source.
 InstructionComparison compare_instructions(const InstructionEvaluation& model, const InstructionEvaluation& reference);
 
-// These return one JSON object, and a few lines of text. The object has rouge_l, standard_error, scores, ... Each score
-// has an example's rouge_l, precision, recall, tokens, characters and ended. with_texts adds the answers: to the
-// scores, or before the lines.
-std::string to_json(const InstructionEvaluation& evaluation, bool with_texts);
-std::string to_text(const InstructionEvaluation& evaluation, bool with_texts);
+class InstructionsOptions : public EvaluationOptionsOf<InstructionsOptions> {
+ public:
+  int64_t num_examples = 0;  // the first so many; 0: all
+  AnswerOptions answers;
+  AttentionBits bits;  // of the model; the reference keeps 32
+
+  void fields(FieldVisitor& visit) override;
+  std::string help(std::string_view key) const override;
+  std::unique_ptr<Measurement> read(EvaluationSource& source) const override;
+};
+EvaluationRow instructions_row();
 
 }  // namespace pare

@@ -12,7 +12,8 @@
 #include <vector>
 
 #include "runtime/engine/encoder.h"
-#include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/evaluation.h"
+#include "runtime/evaluate/perplexity.h"
 #include "runtime/tokenizer/tokenizer.h"
 
 namespace pare {
@@ -38,7 +39,7 @@ std::optional<double> rank_correlation(std::span<const double> x, std::span<cons
 // Returns the cosine similarity, computed in float64.
 double cosine_similarity(std::span<const float> a, std::span<const float> b);
 
-struct EmbeddingEvaluation {
+struct EmbeddingEvaluation : EvaluationResult {
   std::string source;
   std::string pooling;  // Pooling::label
   int64_t num_pairs = 0, num_texts = 0, num_tokens = 0;
@@ -50,7 +51,11 @@ struct EmbeddingEvaluation {
   bool has_scores = false;
   std::optional<double> gold_correlation, reference_gold_correlation;
   double seconds = 0.0;  // only embedding, both models
-  int64_t peak_memory_bytes = 0;
+
+  std::string to_json() const override;
+  std::string to_text() const override;
+  std::string data_label() const override { return source; }
+  std::optional<double> figure(std::string_view gate) const override;  // "cosine"
 };
 
 // Throws std::invalid_argument unless both models make embeddings of one kind: with the same pooling and width, and
@@ -63,8 +68,12 @@ EmbeddingEvaluation evaluate_embeddings(Encoder& model, Encoder* reference, cons
                                         const Pooling& pooling,
                                         const std::function<void(int64_t, int64_t)>& progress = {});
 
-// These return one JSON object, and a few lines of text.
-std::string to_json(const EmbeddingEvaluation& evaluation);
-std::string to_text(const EmbeddingEvaluation& evaluation);
+class EmbeddingsOptions : public EvaluationOptionsOf<EmbeddingsOptions> {
+ public:
+  void fields(FieldVisitor& visit) override;
+  std::string help(std::string_view key) const override;
+  std::unique_ptr<Measurement> read(EvaluationSource& source) const override;
+};
+EvaluationRow embeddings_row();
 
 }  // namespace pare

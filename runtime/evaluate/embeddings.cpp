@@ -1,4 +1,4 @@
-#include "runtime/evaluate/evaluate_embeddings.h"
+#include "runtime/evaluate/embeddings.h"
 
 #include <algorithm>
 #include <charconv>
@@ -9,6 +9,7 @@
 #include <numeric>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
@@ -75,13 +76,51 @@ class Embeddings {
   std::vector<float> values_ND_;
 };
 
-nlohmann::json to_json(const std::optional<double>& correlation) {
+nlohmann::json correlation_json(const std::optional<double>& correlation) {
   return correlation ? nlohmann::json(*correlation) : nlohmann::json();
 }
 
-std::string to_text(const std::optional<double>& correlation, int num_decimals) {
+std::string correlation_text(const std::optional<double>& correlation, int num_decimals) {
   return correlation ? format_number(*correlation, num_decimals) : "undefined, because all similarities are equal";
 }
+
+// Without a reference, there must be something else to compare with.
+void check_scores(const TextPairs& data) {
+  if (!data.gold.empty()) return;
+  throw std::invalid_argument(
+      data.source +
+      " has no scores in a third column, and there is no reference: there is nothing to compare "
+      "with");
+}
+
+class EmbeddingsMeasurement : public Measurement {
+ public:
+  EmbeddingsMeasurement(TextPairs data, const Pooling& pooling, const EncoderDescription& model, bool reference)
+      : data_(std::move(data)),
+        pooling_(pooling),
+        num_rows_(std::max(Encoder::kBatchRows, model.context_length)),
+        reference_(reference) {}
+
+  EvaluationExtent extent() const override {
+    EvaluationExtent extent = {.reference = reference_,
+                               .num_texts = static_cast<int64_t>(data_.texts.size()),
+                               .workload = {.num_rows = num_rows_}};
+    for (const std::vector<int32_t>& ids : data_.texts) extent.num_tokens += static_cast<int64_t>(ids.size());
+    return extent;
+  }
+
+  std::unique_ptr<EvaluationResult> run(EvaluatedModels& models, Progress& progress) const override {
+    Encoder* const reference = reference_ ? &models.reference_encoder() : nullptr;
+    return std::make_unique<EmbeddingEvaluation>(
+        evaluate_embeddings(models.encoder(), reference, data_, pooling_, stage_of(progress, "evaluate", "texts")));
+  }
+
+ private:
+  TextPairs data_;
+  Pooling pooling_;
+  int64_t num_rows_;
+  bool reference_;
+};
 
 }  // namespace
 
@@ -189,11 +228,7 @@ void check_comparable(const Checkpoint& model, const Checkpoint& reference, cons
 
 EmbeddingEvaluation evaluate_embeddings(Encoder& model, Encoder* reference, const TextPairs& data,
                                         const Pooling& pooling, const std::function<void(int64_t, int64_t)>& progress) {
-  if (reference == nullptr && data.gold.empty()) {
-    throw std::invalid_argument(data.source +
-                                " has no scores in a third column: there is nothing to compare with; name a "
-                                "reference model");
-  }
+  if (reference == nullptr) check_scores(data);
   if (reference != nullptr && &reference->backend() != &model.backend()) {
     throw std::invalid_argument("the model and its reference must be loaded on the same backend");
   }
@@ -232,43 +267,78 @@ EmbeddingEvaluation evaluate_embeddings(Encoder& model, Encoder* reference, cons
   return result;
 }
 
-std::string to_json(const EmbeddingEvaluation& evaluation) {
-  nlohmann::ordered_json json = {{"source", evaluation.source},
-                                 {"pooling", evaluation.pooling},
-                                 {"pairs", evaluation.num_pairs},
-                                 {"texts", evaluation.num_texts},
-                                 {"tokens", evaluation.num_tokens}};
-  if (evaluation.cosine) {
-    json["cosine_mean"] = evaluation.cosine->value;
-    if (evaluation.cosine->standard_error) json["cosine_standard_error"] = *evaluation.cosine->standard_error;
-    json["cosine_min"] = evaluation.cosine_min;
-    json["rank_correlation"] = to_json(evaluation.rank_correlation);
+std::string EmbeddingEvaluation::to_json() const {
+  nlohmann::ordered_json json = {
+      {"source", source}, {"pooling", pooling}, {"pairs", num_pairs}, {"texts", num_texts}, {"tokens", num_tokens}};
+  if (cosine) {
+    json["cosine_mean"] = cosine->value;
+    if (cosine->standard_error) json["cosine_standard_error"] = *cosine->standard_error;
+    json["cosine_min"] = cosine_min;
+    json["rank_correlation"] = correlation_json(rank_correlation);
   }
-  if (evaluation.has_scores) {
-    json["gold_correlation"] = to_json(evaluation.gold_correlation);
-    if (evaluation.cosine) json["reference_gold_correlation"] = to_json(evaluation.reference_gold_correlation);
+  if (has_scores) {
+    json["gold_correlation"] = correlation_json(gold_correlation);
+    if (cosine) json["reference_gold_correlation"] = correlation_json(reference_gold_correlation);
   }
-  json["seconds"] = evaluation.seconds;
-  json["peak_memory_bytes"] = evaluation.peak_memory_bytes;
+  json["seconds"] = seconds;
+  json["peak_memory_bytes"] = peak_memory_bytes;
   return json_text(json);
 }
 
-std::string to_text(const EmbeddingEvaluation& evaluation) {
+std::string EmbeddingEvaluation::to_text() const {
   std::ostringstream text;
-  text << visible_line(evaluation.source) << ": " << evaluation.num_pairs << " pairs of " << evaluation.num_texts
-       << " texts, " << evaluation.num_tokens << " tokens; " << evaluation.pooling << '\n';
-  if (evaluation.cosine) {
-    text << "cosine to the reference  " << format_number(evaluation.cosine->value, 6);
-    if (evaluation.cosine->standard_error) text << " +- " << format_number(*evaluation.cosine->standard_error, 6);
-    text << ", least " << format_number(evaluation.cosine_min, 6) << '\n'
-         << "rank correlation of the pairs' similarities  " << to_text(evaluation.rank_correlation, 6) << '\n';
+  text << visible_line(source) << ": " << num_pairs << " pairs of " << num_texts << " texts, " << num_tokens
+       << " tokens; " << pooling << '\n';
+  if (cosine) {
+    text << "cosine to the reference  " << format_number(cosine->value, 6);
+    if (cosine->standard_error) text << " +- " << format_number(*cosine->standard_error, 6);
+    text << ", least " << format_number(cosine_min, 6) << '\n'
+         << "rank correlation of the pairs' similarities  " << correlation_text(rank_correlation, 6) << '\n';
   }
-  if (evaluation.has_scores) {
-    text << "rank correlation with the file's scores  " << to_text(evaluation.gold_correlation, 5);
-    if (evaluation.cosine) text << " (the reference's " << to_text(evaluation.reference_gold_correlation, 5) << ")";
+  if (has_scores) {
+    text << "rank correlation with the file's scores  " << correlation_text(gold_correlation, 5);
+    if (cosine) text << " (the reference's " << correlation_text(reference_gold_correlation, 5) << ")";
     text << '\n';
   }
   return text.str();
+}
+
+std::optional<double> EmbeddingEvaluation::figure(std::string_view) const {
+  return cosine ? std::optional(cosine->value) : std::nullopt;
+}
+
+void EmbeddingsOptions::fields(FieldVisitor& visit) {
+  visit("pairs", data, "This `.tsv` has two texts a line, whose embeddings are compared.");
+  visit("reference", reference, "The uncompressed model is measured as well, and compared with.");
+}
+
+std::string EmbeddingsOptions::help(std::string_view key) const {
+  if (key != "pairs") return "";
+  return "measure the embeddings of an encoder on this .tsv, which has two texts and perhaps a score on each line: "
+         "compare them with --reference (cosine similarity, rank correlation) and with the scores";
+}
+
+std::unique_ptr<Measurement> EmbeddingsOptions::read(EvaluationSource& source) const {
+  const Pooling pooling = read_pooling(source.model.directory(), source.model.encoder());
+  TextPairs pairs = read_text_pairs(data, *source.tokenizer(), pooling.max_tokens);
+  if (!reference) check_scores(pairs);
+  if (source.other != nullptr) check_comparable(source.model, *source.other, pairs);
+  return std::make_unique<EmbeddingsMeasurement>(std::move(pairs), pooling, source.model.encoder(), reference);
+}
+
+EvaluationRow embeddings_row() {
+  return {.key = "embeddings",
+          .data_key = "pairs",
+          .option = "pairs",
+          .kind = EvaluatedKind::encoder,
+          .subject = "embeddings of pairs of texts",
+          .meaning = "This measures an encoder's embeddings on pairs of texts.",
+          .make_options = [] { return std::make_unique<EmbeddingsOptions>(); },
+          .gates = {{.name = "cosine",
+                     .is_least = true,
+                     .limits = {.low = -1.0, .high = 1.0},
+                     .meaning = "The mean similarity of embeddings with the uncompressed model's must be at least "
+                                "this."}}};
 }
 
 }  // namespace pare

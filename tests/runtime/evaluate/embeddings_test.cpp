@@ -1,6 +1,6 @@
 // Rank correlation, compared with closed forms and brute force; reading of pairs; and evaluation of an encoder,
 // compared with itself and with golden embeddings.
-#include "runtime/evaluate/evaluate_embeddings.h"
+#include "runtime/evaluate/embeddings.h"
 
 #include <gtest/gtest.h>
 
@@ -115,7 +115,7 @@ TEST_F(TextPairsFile, AnEncoderAgreesWithItself) {
   EXPECT_EQ(*result.rank_correlation, 1.0);
   EXPECT_EQ(*result.gold_correlation, *result.reference_gold_correlation);
   EXPECT_EQ(result.num_texts, 5);
-  const auto json = nlohmann::json::parse(to_json(result));
+  const auto json = nlohmann::json::parse(result.to_json());
   for (const char* key : {"cosine_mean", "cosine_min", "cosine_standard_error", "rank_correlation", "gold_correlation",
                           "reference_gold_correlation", "pairs", "texts", "seconds"}) {
     EXPECT_TRUE(json.contains(key)) << key;
@@ -131,11 +131,11 @@ TEST_F(TextPairsFile, EqualSimilaritiesHaveNoRankCorrelation) {
   Encoder model = Encoder::load(checkpoint, *backend), reference = Encoder::load(checkpoint, *backend);
   const TextPairs data = read("the cat\tthe dog\t1\nthe cat\tthe dog\t2\n");
   const EmbeddingEvaluation result = evaluate_embeddings(model, &reference, data, {});
-  const auto json = nlohmann::json::parse(to_json(result));
+  const auto json = nlohmann::json::parse(result.to_json());
   for (const char* key : {"rank_correlation", "gold_correlation", "reference_gold_correlation"}) {
     EXPECT_TRUE(json.at(key).is_null()) << key;
   }
-  EXPECT_NE(to_text(result).find("undefined, because all similarities are equal"), std::string::npos);
+  EXPECT_NE(result.to_text().find("undefined, because all similarities are equal"), std::string::npos);
 }
 
 // The figures are computed from similarities, which equal those of transformers' embeddings.

@@ -1,4 +1,4 @@
-#include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/perplexity.h"
 
 #include <gtest/gtest.h>
 
@@ -68,9 +68,8 @@ class Evaluate : public testing::Test {
   Transformer load(const std::string& family) {
     return Transformer::load(Checkpoint::open(family_path(family)), *backend_);
   }
-  static ScoredWindows windows_of(const std::string& family, const ModelDescription& model,
-                                  EvaluationOptions options = {}) {
-    return make_scored_windows(family_path(family) / "ids.npy", nullptr, model, options);
+  static ScoredWindows windows_of(const std::string& family, const ModelDescription& model, WindowCut cut = {}) {
+    return make_scored_windows(family_path(family) / "ids.npy", nullptr, model, cut);
   }
   std::unique_ptr<Backend> backend_ = make_cpu_backend(detect_isa(), 2);
   TemporaryFolder folder_;
@@ -101,8 +100,8 @@ TEST_F(Evaluate, NllIsThatOfTransformersLogitsUnderBothProtocols) {
         per_window.push_back(mean_of(nll));
         all.insert(all.end(), nll.begin(), nll.end());
       }
-      const Evaluation found =
-          evaluate(model, windows_of(family, model.description(), {.protocol = protocol}), nullptr);
+      const Perplexity found =
+          evaluate_perplexity(model, windows_of(family, model.description(), {.protocol = protocol}), nullptr);
       const double tolerance = 2e-4 * largest;
       EXPECT_NEAR(found.nll, mean_of(all), tolerance) << family;
       ASSERT_EQ(found.window_nll.size(), per_window.size());
@@ -162,7 +161,7 @@ TEST_F(Evaluate, ComparisonIsThatOfTheFullDistributions) {
   const auto expect_close = [](double found, double expected) {
     EXPECT_NEAR(found, expected, 2e-5 * (1.0 + std::abs(expected)));
   };
-  const Evaluation found = evaluate(model, data, &reference);
+  const Perplexity found = evaluate_perplexity(model, data, &reference);
   ASSERT_TRUE(found.comparison.has_value());
   const Comparison& comparison = *found.comparison;
   expect_close(found.nll, mean_of(window_q));
@@ -190,7 +189,7 @@ TEST_F(Evaluate, ComparisonIsThatOfTheFullDistributions) {
 TEST_F(Evaluate, AModelAgreesWithItself) {
   Transformer model = load("qwen3_norms_bf16");
   Transformer same = load("qwen3_norms_bf16");
-  const Evaluation found = evaluate(model, windows_of("qwen3_norms_bf16", model.description()), &same);
+  const Perplexity found = evaluate_perplexity(model, windows_of("qwen3_norms_bf16", model.description()), &same);
   EXPECT_EQ(found.comparison->kl_mean.value, 0.0);
   EXPECT_EQ(found.comparison->kl_max, 0.0);
   EXPECT_EQ(found.comparison->top1_agreement.value, 1.0);
@@ -201,12 +200,12 @@ TEST_F(Evaluate, AModelAgreesWithItself) {
 
 TEST_F(Evaluate, OneWindowGivesNoStandardError) {
   Transformer model = load("llama_gqa_untied");
-  const Evaluation found =
-      evaluate(model, windows_of("llama_gqa_untied", model.description(), {.num_windows = 1}), &model);
+  const Perplexity found =
+      evaluate_perplexity(model, windows_of("llama_gqa_untied", model.description(), {.num_windows = 1}), &model);
   EXPECT_FALSE(found.perplexity.standard_error.has_value());
   EXPECT_FALSE(found.comparison->kl_mean.standard_error.has_value());
-  EXPECT_TRUE(nlohmann::json::parse(to_json(found)).at("standard_error").is_null());
-  EXPECT_EQ(to_text(found).find("+-"), std::string::npos);
+  EXPECT_TRUE(nlohmann::json::parse(found.to_json()).at("standard_error").is_null());
+  EXPECT_EQ(found.to_text().find("+-"), std::string::npos);
 }
 
 TEST_F(Evaluate, ThreadsDoNotChangeABitAndInstructionSetsBarelyMatter) {
@@ -216,7 +215,7 @@ TEST_F(Evaluate, ThreadsDoNotChangeABitAndInstructionSetsBarelyMatter) {
     for (const int num_threads : {1, 2, 3}) {
       const std::unique_ptr<Backend> backend = backend_named(name, num_threads);
       Transformer model = Transformer::load(Checkpoint::open(family_path("gemma3_local_global")), *backend);
-      nll.push_back(evaluate(model, windows_of("gemma3_local_global", model.description()), nullptr).nll);
+      nll.push_back(evaluate_perplexity(model, windows_of("gemma3_local_global", model.description()), nullptr).nll);
     }
     EXPECT_EQ(nll[0], nll[1]) << name;
     EXPECT_EQ(nll[0], nll[2]) << name;
@@ -229,7 +228,7 @@ TEST_F(Evaluate, JsonHasTheNamesOfTheDesign) {
   Transformer model = load("llama_gqa_untied");
   Transformer reference = load("mistral_window");
   const ScoredWindows data = windows_of("llama_gqa_untied", model.description());
-  const nlohmann::json alone = nlohmann::json::parse(to_json(evaluate(model, data, nullptr)));
+  const nlohmann::json alone = nlohmann::json::parse(evaluate_perplexity(model, data, nullptr).to_json());
   for (const char* name : {"perplexity", "nll", "standard_error", "tokens", "windows", "protocol", "seconds",
                            "tokens_per_second", "peak_memory_bytes", "context", "protocol_label"}) {
     EXPECT_TRUE(alone.contains(name)) << name;
@@ -238,7 +237,7 @@ TEST_F(Evaluate, JsonHasTheNamesOfTheDesign) {
   EXPECT_EQ(alone["protocol"], "gptq");
   EXPECT_EQ(alone["protocol_label"], "gptq, context 64, 2 windows, 126 predictions of ids.npy");
   EXPECT_EQ(alone["tokens"], 126);
-  const nlohmann::json compared = nlohmann::json::parse(to_json(evaluate(model, data, &reference)));
+  const nlohmann::json compared = nlohmann::json::parse(evaluate_perplexity(model, data, &reference).to_json());
   for (const char* name : {"kl_mean", "kl_median", "kl_p95", "kl_p99", "kl_max", "top1_agreement", "perplexity_ratio",
                            "perplexity_ratio_standard_error", "reference_perplexity"}) {
     EXPECT_TRUE(compared.contains(name)) << name;
@@ -321,7 +320,7 @@ TEST_F(Evaluate, RefusesReferencesThatCannotBeCompared) {
   const ScoredWindows data = windows_of("llama_gqa_untied", model.description());
   const std::unique_ptr<Backend> other = make_reference_backend();
   Transformer elsewhere = Transformer::load(Checkpoint::open(family_path("llama_gqa_untied")), *other);
-  expect_error<std::invalid_argument>([&] { evaluate(model, data, &elsewhere); }, {"same backend"});
+  expect_error<std::invalid_argument>([&] { evaluate_perplexity(model, data, &elsewhere); }, {"same backend"});
 }
 
 // A gain of 1e38 on the final norm makes logits infinite, while every weight stays finite.
@@ -341,7 +340,8 @@ TEST_F(Evaluate, OverflowIsAnErrorThatNamesTheWindow) {
   }
   Transformer model = Transformer::load(Checkpoint::open(directory), *backend_);
   const ScoredWindows data = windows_of("llama_gqa_untied", model.description());
-  expect_error<std::runtime_error>([&] { evaluate(model, data, nullptr); }, {"ids.npy", "window 0", "not finite"});
+  expect_error<std::runtime_error>([&] { evaluate_perplexity(model, data, nullptr); },
+                                   {"ids.npy", "window 0", "not finite"});
   expect_error<std::runtime_error>([&] { model.start(4)->feed(data.windows.window(0).first(2)); }, {"NaN or infinite"});
 }
 
@@ -349,7 +349,7 @@ TEST_F(Evaluate, StopsWhenInterruptedAndReportsProgress) {
   Transformer model = load("llama_gqa_untied");
   const ScoredWindows data = windows_of("llama_gqa_untied", model.description());
   std::vector<double> calls;
-  evaluate(model, data, nullptr, [&](double done, int64_t total) {
+  evaluate_perplexity(model, data, nullptr, [&](double done, int64_t total) {
     EXPECT_EQ(total, 2);
     calls.push_back(done);
   });
@@ -357,7 +357,7 @@ TEST_F(Evaluate, StopsWhenInterruptedAndReportsProgress) {
   EXPECT_EQ(calls.front(), 0.0);
   EXPECT_EQ(calls.back(), 2.0);
   request_interrupt();
-  EXPECT_THROW(evaluate(model, data, nullptr), Interrupted);
+  EXPECT_THROW(evaluate_perplexity(model, data, nullptr), Interrupted);
 }
 
 // A batch may take minutes. The work within it is reported block by block, and never goes back.
@@ -366,7 +366,8 @@ TEST_F(Evaluate, ProgressMovesWithinABatch) {
     Transformer model = load("llama_gqa_untied"), reference = load("llama_gqa_untied");
     const ScoredWindows data = windows_of("llama_gqa_untied", model.description());
     std::vector<double> told;
-    evaluate(model, data, compares ? &reference : nullptr, [&](double done, int64_t) { told.push_back(done); });
+    evaluate_perplexity(model, data, compares ? &reference : nullptr,
+                        [&](double done, int64_t) { told.push_back(done); });
     EXPECT_TRUE(std::is_sorted(told.begin(), told.end()));
     const auto num_blocks = static_cast<int64_t>(model.description().blocks.size());
     const auto num_within =
@@ -376,10 +377,9 @@ TEST_F(Evaluate, ProgressMovesWithinABatch) {
   }
 }
 
-TEST(Protocols, AreFoundByName) {
-  for (const Protocol protocol : {Protocol::gptq, Protocol::llama_cpp})
-    EXPECT_EQ(parse_protocol(protocol_name(protocol)), protocol);
-  expect_error<std::invalid_argument>([] { parse_protocol("lm-eval"); }, {"lm-eval", "gptq", "llama.cpp"});
+TEST(Protocols, GoByName) {
+  EXPECT_EQ(name_of(Protocol::gptq), "gptq");
+  EXPECT_EQ(name_of(Protocol::llama_cpp), "llama.cpp");
 }
 
 }  // namespace

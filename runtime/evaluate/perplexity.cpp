@@ -1,4 +1,4 @@
-#include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/perplexity.h"
 
 #include <algorithm>
 #include <chrono>
@@ -7,9 +7,11 @@
 #include <numeric>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "runtime/evaluate/token_source.h"
+#include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/memory_usage.h"
@@ -19,14 +21,18 @@
 namespace pare {
 namespace {
 
-int64_t chosen_context(const ModelDescription& model, const EvaluationOptions& options) {
-  if (options.context == 0) return std::min(default_context(options.protocol), model.context_length);
-  if (options.context > model.context_length) {
-    throw std::invalid_argument("a context of " + std::to_string(options.context) +
+int64_t chosen_context(const ModelDescription& model, const WindowCut& cut) {
+  if (cut.context == 0) return std::min(default_context(cut.protocol), model.context_length);
+  if (cut.context > model.context_length) {
+    throw std::invalid_argument("a context of " + std::to_string(cut.context) +
                                 " tokens was asked for; the model's context is " +
                                 std::to_string(model.context_length));
   }
-  return options.context;
+  return cut.context;
+}
+
+int64_t windows_at_once(const ScoredWindows& data) {
+  return std::clamp<int64_t>(Transformer::kBatchRows / data.windows.num_tokens, 1, data.windows.num_windows);
 }
 
 // The predictions of a window whose logits are computed at once: many for the backend, yet soon done. Rows do not
@@ -73,8 +79,7 @@ class Scorer {
       : model_(model),
         reference_(reference),
         data_(data),
-        batch_windows_(
-            std::clamp<int64_t>(Transformer::kBatchRows / data.windows.num_tokens, 1, data.windows.num_windows)),
+        batch_windows_(windows_at_once(data)),
         hidden_RD_(
             model.backend().allocate(batch_windows_ * data.windows.num_tokens * model.description().hidden_size)),
         nll_(static_cast<size_t>(data.predictions_per_window())),
@@ -216,6 +221,40 @@ std::string with_error(const Estimate& estimate, int num_decimals) {
   return estimate.standard_error ? value + " +- " + format_number(*estimate.standard_error, num_decimals) : value;
 }
 
+// Both models must cut the text into the same tokens. Otherwise their figures measure different things.
+void check_same_tokens(const ScoredWindows& data, const std::filesystem::path& text, const Checkpoint& other,
+                       WindowCut cut) {
+  std::vector<std::string> of_other;  // what was said of the model's windows is not repeated
+  check_windows_tokenizers({text}, other.directory(), of_other);
+  if (holds_token_windows(text)) return;
+  const Tokenizer tokenizer = Tokenizer::open(other.directory());
+  cut.context = data.windows.num_tokens;
+  if (make_scored_windows(text, &tokenizer, other.description(), cut).windows.ids_NT != data.windows.ids_NT) {
+    throw std::invalid_argument(other.directory().string() +
+                                ": its tokenizer gives different tokens than the model's: they cannot be compared");
+  }
+}
+
+class PerplexityMeasurement : public Measurement {
+ public:
+  PerplexityMeasurement(ScoredWindows data, AttentionBits bits, bool reference)
+      : data_(std::move(data)), bits_(bits), reference_(reference) {}
+
+  EvaluationExtent extent() const override { return perplexity_extent(data_, bits_, reference_); }
+
+  std::unique_ptr<EvaluationResult> run(EvaluatedModels& models, Progress& progress) const override {
+    Transformer* const reference = reference_ ? &models.reference_decoder() : nullptr;
+    models.decoder().use_attention_bits(bits_);
+    return std::make_unique<Perplexity>(
+        evaluate_perplexity(models.decoder(), data_, reference, stage_of(progress, "evaluate", "windows")));
+  }
+
+ private:
+  ScoredWindows data_;
+  AttentionBits bits_;
+  bool reference_;
+};
+
 }  // namespace
 
 Estimate estimate_over_windows(std::span<const double> values) {
@@ -229,47 +268,36 @@ Estimate estimate_over_windows(std::span<const double> values) {
   return result;
 }
 
-std::string_view protocol_name(Protocol protocol) {
-  return protocol == Protocol::gptq ? "gptq" : "llama.cpp";
-}
-
 int64_t default_context(Protocol protocol) {
   return protocol == Protocol::gptq ? 2048 : 512;
 }
 
-Protocol parse_protocol(std::string_view name) {
-  for (Protocol protocol : {Protocol::gptq, Protocol::llama_cpp}) {
-    if (name == protocol_name(protocol)) return protocol;
-  }
-  throw std::invalid_argument("unknown perplexity protocol '" + std::string(name) + "': expected gptq or llama.cpp");
-}
-
 std::string ScoredWindows::label() const {
-  return std::string(protocol_name(protocol)) + ", context " + std::to_string(windows.num_tokens) + ", " +
+  return std::string(name_of(protocol)) + ", context " + std::to_string(windows.num_tokens) + ", " +
          std::to_string(windows.num_windows) + " windows, " +
          std::to_string(windows.num_windows * predictions_per_window()) + " predictions of " + source;
 }
 
 ScoredWindows make_scored_windows(const std::filesystem::path& text, const Tokenizer* tokenizer,
-                                  const ModelDescription& model, const EvaluationOptions& options) {
+                                  const ModelDescription& model, const WindowCut& cut) {
   const bool is_npy = holds_token_windows(text);
-  const int64_t context = chosen_context(model, options);
+  const int64_t context = chosen_context(model, cut);
   ScoredWindows data;
-  data.protocol = options.protocol;
+  data.protocol = cut.protocol;
   data.source = is_standard_input(text) ? "standard input" : text.filename().string();
-  data.windows = read_token_windows(text, tokenizer, context, options.num_windows, true, model.vocabulary_size);
+  data.windows = read_token_windows(text, tokenizer, context, cut.num_windows, true, model.vocabulary_size);
   const TokenWindows& windows = data.windows;
-  if (options.context != 0 && windows.num_tokens != options.context) {
+  if (cut.context != 0 && windows.num_tokens != cut.context) {
     throw std::invalid_argument(text.string() + ": its windows are " + std::to_string(windows.num_tokens) +
-                                " tokens wide and are used as they are; a context of " +
-                                std::to_string(options.context) + " was asked for: leave the context out");
+                                " tokens wide and are used as they are; a context of " + std::to_string(cut.context) +
+                                " was asked for: leave the context out");
   }
-  if (windows.num_windows < std::max<int64_t>(options.num_windows, 1)) {
-    throw std::invalid_argument(text.string() + ": " + std::to_string(options.num_windows) +
+  if (windows.num_windows < std::max<int64_t>(cut.num_windows, 1)) {
+    throw std::invalid_argument(text.string() + ": " + std::to_string(cut.num_windows) +
                                 " windows were asked for; it has " + std::to_string(windows.num_windows) + " of " +
                                 std::to_string(windows.num_tokens) + " tokens");
   }
-  if (options.protocol == Protocol::llama_cpp) {
+  if (cut.protocol == Protocol::llama_cpp) {
     data.first_scored = windows.num_tokens / 2;
     const std::optional<int32_t> bos = is_npy ? std::nullopt : tokenizer->bos_token();
     for (int64_t n = 0; bos && n < windows.num_windows; ++n) {
@@ -279,13 +307,13 @@ ScoredWindows make_scored_windows(const std::filesystem::path& text, const Token
   if (data.predictions_per_window() < 1) {
     throw std::invalid_argument(text.string() + ": windows of " + std::to_string(windows.num_tokens) +
                                 " tokens leave nothing to predict under protocol " +
-                                std::string(protocol_name(options.protocol)) + ": use a longer context");
+                                std::string(name_of(cut.protocol)) + ": use a longer context");
   }
   return data;
 }
 
-Evaluation evaluate(Transformer& model, const ScoredWindows& data, Transformer* reference,
-                    const std::function<void(double, int64_t)>& progress) {
+Perplexity evaluate_perplexity(Transformer& model, const ScoredWindows& data, Transformer* reference,
+                               const std::function<void(double, int64_t)>& progress) {
   if (data.windows.num_windows < 1 || data.predictions_per_window() < 1) {
     throw std::invalid_argument(data.source + ": no predictions to score");
   }
@@ -302,12 +330,12 @@ Evaluation evaluate(Transformer& model, const ScoredWindows& data, Transformer* 
     if (progress) progress(static_cast<double>(done), data.windows.num_windows);
   }
 
-  Evaluation result;
+  Perplexity result;
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   result.kv_bits = model.attention_bits().kv;
   result.attention_bits = model.attention_bits().products;
   result.kv_bytes_per_token = model.kv_bytes_per_token();
-  result.protocol = protocol_name(data.protocol);
+  result.protocol = name_of(data.protocol);
   result.label = data.label();
   result.context = data.windows.num_tokens;
   result.windows = data.windows.num_windows;
@@ -332,72 +360,137 @@ Evaluation evaluate(Transformer& model, const ScoredWindows& data, Transformer* 
   return result;
 }
 
-std::string to_json(const Evaluation& evaluation) {
+std::string Perplexity::to_json() const {
   nlohmann::ordered_json json;
   const auto put = [&](const std::string& name, const Estimate& estimate, const std::string& error_name) {
     json[name] = estimate.value;
     json[error_name] = estimate.standard_error ? nlohmann::ordered_json(*estimate.standard_error) : nullptr;
   };
-  put("perplexity", evaluation.perplexity, "standard_error");
-  json["token_standard_error"] = evaluation.token_standard_error;
-  json["nll"] = evaluation.nll;
-  json["window_nll"] = evaluation.window_nll;
-  json["tokens"] = evaluation.tokens;
-  json["windows"] = evaluation.windows;
-  json["context"] = evaluation.context;
-  json["protocol"] = evaluation.protocol;
-  json["protocol_label"] = evaluation.label;
-  json["kv_bits"] = evaluation.kv_bits;
-  json["attention_bits"] = evaluation.attention_bits;
-  json["kv_bytes_per_token"] = evaluation.kv_bytes_per_token;
-  json["seconds"] = evaluation.seconds;
-  json["tokens_per_second"] = evaluation.tokens_per_second;
-  json["peak_memory_bytes"] = evaluation.peak_memory_bytes;
-  if (!evaluation.events.empty()) json["events"] = evaluation.events;
-  if (evaluation.top1_accuracy) json["top1_accuracy"] = *evaluation.top1_accuracy;
-  if (evaluation.comparison) {
-    const Comparison& comparison = *evaluation.comparison;
-    put("reference_perplexity", comparison.reference_perplexity, "reference_standard_error");
-    json["reference_nll"] = comparison.reference_nll;
-    put("perplexity_ratio", comparison.perplexity_ratio, "perplexity_ratio_standard_error");
-    put("perplexity_difference", comparison.perplexity_difference, "perplexity_difference_standard_error");
-    put("kl_mean", comparison.kl_mean, "kl_standard_error");
-    json["kl_median"] = comparison.kl_median;
-    json["kl_p95"] = comparison.kl_p95;
-    json["kl_p99"] = comparison.kl_p99;
-    json["kl_max"] = comparison.kl_max;
-    put("top1_agreement", comparison.top1_agreement, "top1_agreement_standard_error");
+  put("perplexity", perplexity, "standard_error");
+  json["token_standard_error"] = token_standard_error;
+  json["nll"] = nll;
+  json["window_nll"] = window_nll;
+  json["tokens"] = tokens;
+  json["windows"] = windows;
+  json["context"] = context;
+  json["protocol"] = protocol;
+  json["protocol_label"] = label;
+  json["kv_bits"] = kv_bits;
+  json["attention_bits"] = attention_bits;
+  json["kv_bytes_per_token"] = kv_bytes_per_token;
+  json["seconds"] = seconds;
+  json["tokens_per_second"] = tokens_per_second;
+  json["peak_memory_bytes"] = peak_memory_bytes;
+  if (!events.empty()) json["events"] = events;
+  if (top1_accuracy) json["top1_accuracy"] = *top1_accuracy;
+  if (comparison) {
+    put("reference_perplexity", comparison->reference_perplexity, "reference_standard_error");
+    json["reference_nll"] = comparison->reference_nll;
+    put("perplexity_ratio", comparison->perplexity_ratio, "perplexity_ratio_standard_error");
+    put("perplexity_difference", comparison->perplexity_difference, "perplexity_difference_standard_error");
+    put("kl_mean", comparison->kl_mean, "kl_standard_error");
+    json["kl_median"] = comparison->kl_median;
+    json["kl_p95"] = comparison->kl_p95;
+    json["kl_p99"] = comparison->kl_p99;
+    json["kl_max"] = comparison->kl_max;
+    put("top1_agreement", comparison->top1_agreement, "top1_agreement_standard_error");
   }
   return json_text(json);
 }
 
-std::string to_text(const Evaluation& evaluation) {
+std::string Perplexity::to_text() const {
   std::ostringstream text;
-  for (const std::string& event : evaluation.events) text << "event: " << visible_line(event) << '\n';
-  text << "protocol              " << visible_line(evaluation.label) << '\n';
-  text << "perplexity            " << with_error(evaluation.perplexity, 4) << '\n';
-  text << "nll                   " << format_number(evaluation.nll, 6) << " nats per token\n";
-  if (evaluation.top1_accuracy) {
-    text << "top-1 accuracy        " << format_number(100.0 * *evaluation.top1_accuracy, 2) << " %\n";
+  text << "protocol              " << visible_line(label) << '\n';
+  text << "perplexity            " << with_error(perplexity, 4) << '\n';
+  text << "nll                   " << format_number(nll, 6) << " nats per token\n";
+  if (top1_accuracy) {
+    text << "top-1 accuracy        " << format_number(100.0 * *top1_accuracy, 2) << " %\n";
   }
-  if (evaluation.comparison) {
-    const Comparison& comparison = *evaluation.comparison;
-    const Estimate agreement = comparison.top1_agreement;
-    text << "reference perplexity  " << with_error(comparison.reference_perplexity, 4) << '\n';
-    text << "ratio                 " << with_error(comparison.perplexity_ratio, 5) << " (paired)\n";
-    text << "difference            " << with_error(comparison.perplexity_difference, 4) << " (paired)\n";
-    text << "KL(reference||model)  " << with_error(comparison.kl_mean, 6) << ", median "
-         << format_number(comparison.kl_median, 6) << ", p95 " << format_number(comparison.kl_p95, 6) << ", p99 "
-         << format_number(comparison.kl_p99, 6) << ", max " << format_number(comparison.kl_max, 4) << '\n';
+  if (comparison) {
+    const Estimate agreement = comparison->top1_agreement;
+    text << "reference perplexity  " << with_error(comparison->reference_perplexity, 4) << '\n';
+    text << "ratio                 " << with_error(comparison->perplexity_ratio, 5) << " (paired)\n";
+    text << "difference            " << with_error(comparison->perplexity_difference, 4) << " (paired)\n";
+    text << "KL(reference||model)  " << with_error(comparison->kl_mean, 6) << ", median "
+         << format_number(comparison->kl_median, 6) << ", p95 " << format_number(comparison->kl_p95, 6) << ", p99 "
+         << format_number(comparison->kl_p99, 6) << ", max " << format_number(comparison->kl_max, 4) << '\n';
     text << "same top-1            " << format_number(100.0 * agreement.value, 2)
          << (agreement.standard_error ? " +- " + format_number(100.0 * *agreement.standard_error, 2) : "") << " %\n";
   }
-  text << "keys and values       " << evaluation.kv_bits << " bits, " << evaluation.kv_bytes_per_token
-       << " bytes per token; attention's products in " << evaluation.attention_bits << " bits\n";
-  text << "speed                 " << format_number(evaluation.tokens_per_second, 1) << " tokens/s, "
-       << format_duration(evaluation.seconds) << '\n';
-  text << "peak memory           " << format_bytes(evaluation.peak_memory_bytes) << '\n';
+  text << "keys and values       " << kv_bits << " bits, " << kv_bytes_per_token
+       << " bytes per token; attention's products in " << attention_bits << " bits\n";
+  text << "speed                 " << format_number(tokens_per_second, 1) << " tokens/s, " << format_duration(seconds)
+       << '\n';
+  text << "peak memory           " << format_bytes(peak_memory_bytes) << '\n';
   return text.str();
+}
+
+std::optional<double> Perplexity::figure(std::string_view gate) const {
+  if (!comparison) return std::nullopt;
+  return gate == "kl" ? comparison->kl_mean.value : comparison->perplexity_ratio.value;
+}
+
+// The ids, and a divergence for each prediction, are held beside the models.
+EvaluationExtent perplexity_extent(const ScoredWindows& data, AttentionBits bits, bool reference) {
+  const auto [num_windows, num_tokens] = std::pair(data.windows.num_windows, data.windows.num_tokens);
+  return {.reference = reference,
+          .num_texts = num_windows,
+          .num_tokens = num_windows * num_tokens,
+          .workload = {.num_rows = windows_at_once(data) * num_tokens,
+                       .num_tokens = num_tokens,
+                       .kv_bits = std::min(bits.kv, bits.products)},
+          .held_bytes = num_windows * num_tokens * 2 * 4};
+}
+
+void PerplexityOptions::fields(FieldVisitor& visit) {
+  visit("text", data, "Perplexity is measured on this file: a `.txt`, a `.jsonl`, or a `.npy` of token ids.");
+  visit("context", cut.context, {.low = 2, .high = 1 << 20},
+        "A window has this many tokens. Without it, the protocol, the `.npy` or the model says how many.");
+  visit("windows", cut.num_windows, {.low = 0, .high = 1 << 30},
+        "At most this many windows are measured. 0 takes all.");
+  visit("protocol", cut.protocol, "Windows are cut and counted as GPTQ's evaluation does, or as llama.cpp's does.");
+  visit_bits(visit, bits);
+  visit("reference", reference, "The uncompressed model is measured as well, and compared with.");
+}
+
+std::string PerplexityOptions::help(std::string_view key) const {
+  if (key == "text") {
+    return "measure the perplexity of a decoder on this text: UTF-8 (- for standard input), .jsonl (field text) or "
+           ".npy (token ids [N, T], used as they are)";
+  }
+  if (key == "context") {
+    std::string contexts;
+    for (const auto& [protocol, name] : enum_names(Protocol())) {
+      contexts += std::to_string(default_context(protocol)) + " with " + std::string(name) + ", ";
+    }
+    return "tokens per window (default: " + contexts + "at most the model's context; a .npy has its own)";
+  }
+  if (key == "windows") return "score the first N windows, or all with 0";
+  return key == "protocol" ? "how the text is cut and scored" : "";
+}
+
+std::unique_ptr<Measurement> PerplexityOptions::read(EvaluationSource& source) const {
+  check_windows_tokenizers({data}, source.model.directory(), source.events);
+  ScoredWindows windows = make_scored_windows(data, source.tokenizer_for(data), source.model.description(), cut);
+  if (source.other != nullptr) check_same_tokens(windows, data, *source.other, cut);
+  return std::make_unique<PerplexityMeasurement>(std::move(windows), bits, reference);
+}
+
+EvaluationRow perplexity_row() {
+  return {.key = "perplexity",
+          .data_key = "text",
+          .option = "text",
+          .kind = EvaluatedKind::decoder,
+          .subject = "perplexity on a text",
+          .meaning = "This measures the perplexity of a decoder on a text.",
+          .make_options = [] { return std::make_unique<PerplexityOptions>(); },
+          .gates = {{.name = "kl",
+                     .limits = {.low = 0.0, .high = 1e6},
+                     .meaning = "The KL divergence from the uncompressed model may be at most this."},
+                    {.name = "perplexity_ratio",
+                     .limits = {.low = 0.0, .high = 1e6},
+                     .meaning = "The perplexity may be at most this many times that of the uncompressed model."}},
+          .is_always_listed = true};
 }
 
 }  // namespace pare

@@ -1,6 +1,6 @@
 // A model's answers to instructions: they are recomputed from generate and rouge_l in plain steps. Also what is
 // refused.
-#include "runtime/evaluate/evaluate_instructions.h"
+#include "runtime/evaluate/instructions.h"
 
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ class InstructionsOfStories : public testing::Test {
                                          .input = "",
                                          .references = {"was shining and the bird was happy in the tree"}}},
                            .source = "stories.json"};
-  InstructionOptions options_ = {.prompt_template = PromptTemplate::plain, .max_new_tokens = 32};
+  AnswerOptions options_ = {.prompt_template = PromptTemplate::plain, .max_new_tokens = 32};
   Checkpoint checkpoint_ = Checkpoint::open(kData + "stories260k");
   Tokenizer tokenizer_ = Tokenizer::open(kData + "stories260k");
   std::unique_ptr<Backend> backend_ = backend_named("avx2", 1);
@@ -133,7 +133,9 @@ TEST_F(InstructionsOfStories, AReferenceIsComparedInPairs) {
 
 TEST_F(InstructionsOfStories, JsonHasEachExampleAndTextsOnRequest) {
   const InstructionEvaluation result = evaluate();
-  const auto json = nlohmann::json::parse(to_json(result, false)), shown = nlohmann::json::parse(to_json(result, true));
+  InstructionEvaluation with_texts = result;
+  with_texts.options.show = true;
+  const auto json = nlohmann::json::parse(result.to_json()), shown = nlohmann::json::parse(with_texts.to_json());
   EXPECT_EQ(json.at("rouge_l"), result.rouge_l.value);
   EXPECT_EQ(json.at("standard_error"), *result.rouge_l.standard_error);
   EXPECT_EQ(json.at("examples"), 3);
@@ -147,11 +149,11 @@ TEST_F(InstructionsOfStories, JsonHasEachExampleAndTextsOnRequest) {
     EXPECT_EQ(item.at("characters"), result.answers[n].text.size());  // the texts are ASCII
     EXPECT_FALSE(item.contains("text"));
     EXPECT_EQ(shown.at("scores").at(n).at("text"), result.answers[n].text);
-    EXPECT_NE(to_text(result, true).find(result.answers[n].text), std::string::npos);
-    EXPECT_EQ(to_text(result, false).find(result.answers[n].text), std::string::npos);
+    EXPECT_NE(with_texts.to_text().find(result.answers[n].text), std::string::npos);
+    EXPECT_EQ(result.to_text().find(result.answers[n].text), std::string::npos);
   }
   data_.examples.resize(1);
-  EXPECT_TRUE(nlohmann::json::parse(to_json(evaluate(), false)).at("standard_error").is_null());
+  EXPECT_TRUE(nlohmann::json::parse(evaluate().to_json()).at("standard_error").is_null());
 }
 
 TEST_F(InstructionsOfStories, RefuseWhatCannotBeAnswered) {
