@@ -49,14 +49,15 @@ void print_row(const LayerRecord& record, Progress& progress) {
     std::snprintf(cell, sizeof(cell), format, values...);
     return std::string(cell);
   };
+  const std::string code = code_name(record.scheme.code, record.scheme.bits);
   const std::string error = error_text(record);
   const std::string trained = record.reconstruction > 0.0 ? text("block x %.3f  ", record.reconstruction) : "";
-  std::string row = text("%-40s %-8s w%d %-8s %-25s damping %-6.4g %s%7.2f s", record.name.c_str(),
-                         record.method.c_str(), record.scheme.bits, group.c_str(), error.c_str(),
-                         record.damping.value_or(0.0), trained.c_str(), record.seconds);
+  std::string row =
+      text("%-40s %-8s %s %-8s %-25s damping %-6.4g %s%7.2f s", record.name.c_str(), record.method.c_str(),
+           code.c_str(), group.c_str(), error.c_str(), record.damping.value_or(0.0), trained.c_str(), record.seconds);
   const size_t num_columns = progress.num_columns();
   if (row.size() > num_columns) {
-    const std::string method = "  " + record.method + " w" + std::to_string(record.scheme.bits) + " " + group;
+    const std::string method = "  " + record.method + " " + code + " " + group;
     const std::string cells[] = {
         method, "  " + error, trained.empty() ? "" : "  " + trained.substr(0, trained.size() - 2),
         text("  damping %.4g", record.damping.value_or(0.0)), text("  %.2f s", record.seconds)};

@@ -26,6 +26,8 @@ Json layer_json(const LayerRecord& layer) {
   Json json = {{"name", layer.name}, {"shape", {layer.num_out, layer.num_in}}, {"method", layer.method}};
   if (!layer.scheme.is_dense()) {
     json["bits"] = layer.scheme.bits;
+    // FP8 is known by its method.
+    if (layer.scheme.code->numbers == CodeNumbers::table) json["code"] = layer.scheme.code->name;
     json["group_size"] = layer.scheme.group_size;
     json["symmetric"] = layer.scheme.symmetric;
     json["act_order"] = name_of(layer.act_order);

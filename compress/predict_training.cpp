@@ -84,7 +84,7 @@ double sequence_length(const TrainingExtent& extent) {
 // Of a linear's weight, as it is held for products in the type `compute`.
 double held_bytes(const Checkpoint& checkpoint, const LinearDescription& linear, at::ScalarType compute,
                   at::Device device) {
-  if (checkpoint.stored_scheme(linear).value_or(PackScheme{.format = StoredFormat::dense}).is_dense()) {
+  if (checkpoint.stored_scheme(linear).value_or(dense_scheme()).is_dense()) {
     return static_cast<double>(c10::elementSize(held_type(checkpoint.linear(linear), compute, device)));
   }
   return bytes_of(compute);

@@ -254,8 +254,7 @@ RunPlan plan_training(const Recipe& recipe, const Checkpoint& student) {
     for (LayerPlan& layer : layers) {
       names.push_back(layer.linear.name);
       layer.steps.push_back({0, pass.row, pass.options});
-      layer.scheme =
-          student.stored_scheme(layer.linear).value_or(PackScheme{.bits = kDenseBits, .format = StoredFormat::dense});
+      layer.scheme = student.stored_scheme(layer.linear).value_or(dense_scheme());
       note_unquantized(layer.linear);
     }
   }

@@ -11,8 +11,6 @@
 namespace pare {
 namespace {
 
-constexpr float kLargestFp8 = 448.0f;
-
 float absmax(std::span<const float> values) {
   float largest = 0.0f;
   for (const float value : values) largest = std::max(largest, std::abs(value));
@@ -36,7 +34,7 @@ QuantizedWeight quantize_fp8(const at::Tensor& weight_OI, bool per_tensor, DType
   QuantizedWeight weight;
   weight.num_out = checked_OI.size(0);
   weight.num_in = checked_OI.size(1);
-  weight.code_type = CodeType::fp8;
+  weight.code = &kFp8Code;
   weight.bits = 8;
   weight.scale_dtype = scale_dtype;
   const std::span<const float> values(checked_OI.const_data_ptr<float>(), static_cast<size_t>(checked_OI.numel()));

@@ -20,6 +20,7 @@
 #include <stdexcept>
 
 #include "quant/checked_tensor.h"
+#include "quant/code_points.h"
 #include "quant/factorization.h"
 
 namespace pare {
@@ -106,12 +107,29 @@ void round_column(const float* weights_R, const uint8_t* kept_R, const float* sc
   }
 }
 
+// The same for a code with a table, whose codes are places among its values.
+template <bool all_kept>
+void round_column_to_points(const CodePoints& points, int zero_place, const float* weights_R, const uint8_t* kept_R,
+                            const float* scales_R, float pivot, int64_t num_rows, uint8_t* places_R, float* errors_R) {
+#pragma omp simd
+  for (int64_t r = 0; r < num_rows; ++r) {
+    int place = points.place(weights_R[r] / scales_R[r]);
+    if constexpr (!all_kept) place = kept_R[r] != 0 ? place : zero_place;
+    places_R[r] = static_cast<uint8_t>(place);
+    errors_R[r] = (weights_R[r] - scales_R[r] * points.value_at(place)) / pivot;
+  }
+}
+
 // Rounds one worker's rows to their grids and writes the codes to `result`. Each of its rows is written by one thread.
 class RoundingRule : public ColumnRule {
  public:
   RoundingRule(const Grid& grid, const std::vector<int64_t>& group_I, const std::vector<int64_t>& order_I,
                const LoopRows& rows, QuantizedWeight& result)
       : group_I_(group_I), order_I_(order_I), result_(result), levels_(static_cast<float>((1 << result.bits) - 1)) {
+    if (!result.code->is_integer()) {
+      points_.emplace(*result.code);
+      zero_place_ = points_->place(0.0f);
+    }
     const int64_t num_groups = grid.scales_OG.size(1), num_rows = rows.num_rows;
     scales_GR_.resize(num_groups * num_rows);
     zeros_GR_.resize(num_groups * num_rows);
@@ -120,7 +138,7 @@ class RoundingRule : public ColumnRule {
       const float* scales = grid.scales_OG.const_data_ptr<float>() + (rows.first_row + r) * num_groups;
       const float* zeros = grid.zeros_OG.const_data_ptr<float>() + (rows.first_row + r) * num_groups;
       for (int64_t g = 0; g < num_groups; ++g) {
-        scales_GR_[g * num_rows + r] = scales[g];
+        scales_GR_[g * num_rows + r] = scales[g] / grid.tensor_scale;
         zeros_GR_[g * num_rows + r] = zeros[g];
       }
     }
@@ -129,7 +147,11 @@ class RoundingRule : public ColumnRule {
   void column(int64_t position, float pivot, LoopRows& rows, float* errors_R) override {
     const int64_t num_rows = rows.num_rows, group = group_I_[position] * num_rows, begin = position * num_rows;
     const float* weights_R = rows.weight_IR.const_data_ptr<float>() + begin;
-    if (rows.kept_IR.empty()) {
+    if (points_) {
+      const uint8_t* const kept_R = rows.kept_IR.empty() ? nullptr : &rows.kept_IR[begin];
+      const auto round = kept_R == nullptr ? round_column_to_points<true> : round_column_to_points<false>;
+      round(*points_, zero_place_, weights_R, kept_R, &scales_GR_[group], pivot, num_rows, &codes_IR_[begin], errors_R);
+    } else if (rows.kept_IR.empty()) {
       round_column<true>(weights_R, nullptr, &scales_GR_[group], &zeros_GR_[group], levels_, pivot, num_rows,
                          &codes_IR_[begin], errors_R);
     } else {
@@ -144,7 +166,10 @@ class RoundingRule : public ColumnRule {
     for (int64_t r = 0; r < num_rows; ++r) {
       const uint8_t* codes_IR = codes_IR_.data() + r;
       uint8_t* codes_I = result_.codes_OI.data() + (rows.first_row + r) * num_in;
-      for (int64_t p = 0; p < num_in; ++p) codes_I[order_I[p]] = codes_IR[p * num_rows];
+      for (int64_t p = 0; p < num_in; ++p) {
+        const uint8_t code = codes_IR[p * num_rows];
+        codes_I[order_I[p]] = points_ ? points_->code_at(code) : code;
+      }
     }
   }
 
@@ -153,6 +178,8 @@ class RoundingRule : public ColumnRule {
   const std::vector<int64_t>& order_I_;
   QuantizedWeight& result_;
   float levels_;
+  std::optional<CodePoints> points_;  // of a code with a table: codes_IR_ are places among them
+  int zero_place_ = 0;
   std::vector<float> scales_GR_, zeros_GR_;
   std::vector<uint8_t> codes_IR_;
 };
@@ -192,10 +219,12 @@ QuantizedWeight empty_result(const at::Tensor& weight_OI, const Grid& grid, cons
   QuantizedWeight result;
   result.num_out = weight_OI.size(0);
   result.num_in = weight_OI.size(1);
+  result.code = options.grid.code;
   result.bits = options.grid.bits;
   result.group_size = options.grid.group_size;
   result.symmetric = options.grid.symmetric;
   result.scale_dtype = options.grid.scale_dtype;
+  result.tensor_scale = grid.tensor_scale;
   result.codes_OI.resize(weight_OI.numel());
   const float* scales = grid.scales_OG.const_data_ptr<float>();
   const float* zeros = grid.zeros_OG.const_data_ptr<float>();

@@ -9,10 +9,12 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 
 #include "quant/checked_tensor.h"
+#include "quant/code_points.h"
 #include "quant/row_chunks.h"
 
 namespace pare {
@@ -69,13 +71,60 @@ Range range_of(const float* weights, int64_t num_weights) {
 }
 
 struct GroupGrid {
-  float scale = 1.0f;
+  float scale = 1.0f;  // as it is stored
   float zero = 0.0f;
 };
 
+// This is the same for all groups of a weight.
+struct GridRule {
+  const GridOptions& options;
+  std::optional<CodePoints> points = {};  // of a code with a table
+  float largest = 0.0f;                   // its largest value
+  float reach = 0.0f;                     // where its largest value and one step beyond would be equally near
+  float tensor_scale = 1.0f;
+
+  GridRule(const GridOptions& given, const at::Tensor& weight_OI) : options(given) {
+    if (options.code->is_integer()) return;
+    points.emplace(*options.code);
+    const int last = points->num_values() - 1;
+    const float below = points->value_at(last - 1);
+    largest = options.code->largest();
+    reach = largest + (points->value_at(last) - below) / 2.0f;
+    if (!options.code->has_tensor_scale) return;
+    tensor_scale = options.tensor_scale > 0.0f ? options.tensor_scale
+                                               : tensor_scale_for(*options.code, largest_magnitude(weight_OI));
+  }
+  // The parts of the range that a search tries after the whole one.
+  std::span<const float> shrink_factors() const {
+    static constexpr std::array<float, 2> kNeighbours = {2.0f, 0.5f};
+    if (options.scale_dtype == DType::F8_E8M0) return kNeighbours;
+    return std::span(kShrinkFactors).subspan(1);
+  }
+};
+
+// Returns the smallest power of two at which absmax does not lie beyond `reach`.
+float power_for(float absmax, float reach) {
+  int exponent = 0;
+  std::frexp(absmax / reach, &exponent);
+  float power = std::ldexp(1.0f, std::clamp(exponent, -126, 127));
+  while (power > 0x1p-126f && power / 2.0f * reach > absmax) power /= 2.0f;
+  return power;
+}
+
+GroupGrid shrunk_table_grid(Range range, float shrink, const GridRule& rule) {
+  const float absmax = std::max(-range.min, range.max);
+  if (absmax == 0.0f) return {1.0f, 0.0f};
+  const DType dtype = rule.options.scale_dtype;
+  if (dtype == DType::F8_E8M0) return {std::min(power_for(absmax, rule.reach) * shrink, 0x1p127f), 0.0f};
+  const float exact = absmax * shrink / rule.largest * rule.tensor_scale;
+  return {std::max(round_to(exact, dtype), smallest_scale(dtype)), 0.0f};
+}
+
 // Returns the grid that covers `shrink` of the range. Its scale is infinite where scale_dtype is too narrow. Ratios are
 // taken in float64, because 2 * absmax overflows float32 for weights that are themselves finite.
-GroupGrid shrunk_grid(Range range, float shrink, const GridOptions& options) {
+GroupGrid shrunk_grid(Range range, float shrink, const GridRule& rule) {
+  const GridOptions& options = rule.options;
+  if (rule.points) return shrunk_table_grid(range, shrink, rule);
   const float middle = static_cast<float>(1 << (options.bits - 1));
   if (range.min == 0.0f && range.max == 0.0f) return {1.0f, options.symmetric ? middle : 0.0f};
   const double levels = (1 << options.bits) - 1;
@@ -90,16 +139,31 @@ GroupGrid shrunk_grid(Range range, float shrink, const GridOptions& options) {
   return grid;
 }
 
+// The nearest grid point of a quotient w / scale, for integers and for tables.
+struct NearestInteger {
+  float lowest, highest;
+  NearestInteger(const GridRule& rule, GroupGrid grid)
+      : lowest(-grid.zero), highest(static_cast<float>((1 << rule.options.bits) - 1) - grid.zero) {}
+  float operator()(float steps) const { return std::min(std::max(std::nearbyint(steps), lowest), highest); }
+};
+struct NearestValue {
+  const CodePoints& points;
+  NearestValue(const GridRule& rule, GroupGrid) : points(*rule.points) {}
+  float operator()(float steps) const { return points.nearest(steps); }
+};
+
 // Returns sum_i importance_i ((w_i - round_trip(w_i)) / scale)^2. It is in units of the scale, so that no weight is too
 // large or too small to be squared.
-float error_in_scales(const float* weights, const float* importance, int64_t num_weights, GroupGrid grid,
-                      float levels) {
-  const float scale = grid.scale, lowest = -grid.zero, highest = levels - grid.zero;
+template <typename Nearest>
+float error_in_scales(const float* weights, const float* importance, int64_t num_weights, const GridRule& rule,
+                      GroupGrid grid) {
+  const float scale = grid.scale / rule.tensor_scale;
+  const Nearest nearest(rule, grid);
   float error = 0.0f;
 #pragma omp simd reduction(+ : error)
   for (int64_t i = 0; i < num_weights; ++i) {
     const float steps = weights[i] / scale;
-    const float rounded = std::min(std::max(std::nearbyint(steps), lowest), highest);
+    const float rounded = nearest(steps);
     error += importance[i] * (rounded - steps) * (rounded - steps);
   }
   return error;
@@ -107,23 +171,23 @@ float error_in_scales(const float* weights, const float* importance, int64_t num
 
 // Searches one grid for the `width` neighbouring weights of each of num_rows rows. importance has one value per column.
 GroupGrid search_group(const float* weights, const float* importance, int64_t num_rows, int64_t width,
-                       const GridOptions& options) {
+                       const GridRule& rule) {
   const Range range = range_of(weights, num_rows * width);
-  const GroupGrid widest = shrunk_grid(range, 1.0f, options);
-  if (options.scales == ScaleSearch::minmax || !std::isfinite(widest.scale)) return widest;
+  const GroupGrid widest = shrunk_grid(range, 1.0f, rule);
+  if (rule.options.scales == ScaleSearch::minmax || !std::isfinite(widest.scale)) return widest;
 
-  const float levels = static_cast<float>((1 << options.bits) - 1);
+  const auto error_in_units = rule.points ? error_in_scales<NearestValue> : error_in_scales<NearestInteger>;
   const auto error_of = [&](GroupGrid grid) {
     double error = 0.0;
     for (int64_t row = 0; row < num_rows; ++row) {
-      error += error_in_scales(weights + row * width, importance, width, grid, levels);
+      error += error_in_units(weights + row * width, importance, width, rule, grid);
     }
     return error;
   };
   GroupGrid best = widest;
   double best_error = error_of(widest);
-  for (int k = 1; k < kNumShrinkFactors; ++k) {
-    const GroupGrid candidate = shrunk_grid(range, kShrinkFactors[k], options);
+  for (const float shrink : rule.shrink_factors()) {
+    const GroupGrid candidate = shrunk_grid(range, shrink, rule);
     const double relative_scale = static_cast<double>(candidate.scale) / widest.scale;
     const double error = error_of(candidate) * relative_scale * relative_scale;
     if (error < best_error) {
@@ -137,26 +201,28 @@ GroupGrid search_group(const float* weights, const float* importance, int64_t nu
 // Searches one group of some rows with the group's square of H. triangle_WW is that square's lower triangle with the
 // elements off the diagonal doubled, so that e triangle e^T = e H_gg e^T for any e. Errors are in units of a row's
 // widest scale.
-void search_rows_of_group(const at::Tensor& weight_RW, const at::Tensor& triangle_WW, const GridOptions& options,
+template <typename Nearest>
+void search_rows_of_group(const at::Tensor& weight_RW, const at::Tensor& triangle_WW, const GridRule& rule,
                           std::vector<GroupGrid>& best_R) {
   const int64_t num_rows = weight_RW.size(0), width = weight_RW.size(1), stride = weight_RW.stride(0);
   const float* weights = weight_RW.const_data_ptr<float>();
-  const float levels = static_cast<float>((1 << options.bits) - 1);
   const at::Tensor errors_RW = at::empty({num_rows, width}, at::kFloat);
   float* errors = errors_RW.mutable_data_ptr<float>();
   std::vector<Range> ranges_R(num_rows);
   for (int64_t r = 0; r < num_rows; ++r) ranges_R[r] = range_of(weights + r * stride, width);
   std::vector<GroupGrid> widest_R(num_rows), candidate_R(num_rows);
   std::vector<double> least_R(num_rows);
-  for (int k = 0; k < kNumShrinkFactors; ++k) {
+  const std::span<const float> shrink_factors = rule.shrink_factors();
+  for (size_t k = 0; k <= shrink_factors.size(); ++k) {
     for (int64_t r = 0; r < num_rows; ++r) {
-      const GroupGrid grid = candidate_R[r] = shrunk_grid(ranges_R[r], kShrinkFactors[k], options);
+      const GroupGrid grid = candidate_R[r] = shrunk_grid(ranges_R[r], k == 0 ? 1.0f : shrink_factors[k - 1], rule);
       if (k == 0) widest_R[r] = grid;
-      const float lowest = -grid.zero, highest = levels - grid.zero, unit = grid.scale / widest_R[r].scale;
+      const float scale = grid.scale / rule.tensor_scale, unit = grid.scale / widest_R[r].scale;
+      const Nearest nearest(rule, grid);
 #pragma omp simd
       for (int64_t i = 0; i < width; ++i) {
-        const float steps = weights[r * stride + i] / grid.scale;
-        const float rounded = std::min(std::max(std::nearbyint(steps), lowest), highest);
+        const float steps = weights[r * stride + i] / scale;
+        const float rounded = nearest(steps);
         errors[r * width + i] = unit * (rounded - steps);
       }
     }
@@ -197,15 +263,47 @@ void add_quadratic_form(const at::Tensor& difference_RI, const at::Tensor& hessi
   });
 }
 
+// Chooses the codes of the values that are nearest to the weights. Groups are `width` columns.
+void round_to_points(const CodePoints& points, const float* weights, int64_t width, QuantizedWeight& result) {
+#pragma omp parallel for schedule(static)
+  for (int64_t group = 0; group < static_cast<int64_t>(result.scales_OG.size()); ++group) {
+    const float scale = result.scales_OG[group] / result.tensor_scale;
+    for (int64_t i = group * width; i < (group + 1) * width; ++i) {
+      result.codes_OI[i] = points.code_at(points.place(weights[i] / scale));
+    }
+  }
+}
+
 }  // namespace
 
 float smallest_scale(DType dtype) {
-  return dtype == DType::F16 ? 0x1p-24f : std::numeric_limits<float>::min();
+  return dtype == DType::F16 ? 0x1p-24f : dtype == DType::F8_E4M3 ? 0x1p-9f : std::numeric_limits<float>::min();
+}
+
+float largest_magnitude(const at::Tensor& weight_OI) {
+  const float* weights = weight_OI.const_data_ptr<float>();
+  const Range range = range_of(weights, weight_OI.numel());
+  return std::max(-range.min, range.max);
+}
+
+float tensor_scale_for(const WeightCode& code, float absmax) {
+  const float largest_scale = code.scale_dtype == DType::F8_E4M3 ? kLargestFp8 : 1.0f;
+  const float scale = largest_scale * code.largest() / absmax;
+  return std::isnormal(scale) && std::isnormal(1.0f / scale) ? scale : 1.0f;  // as validate() asks
 }
 
 void check_grid_options(const GridOptions& options, int64_t num_in) {
-  if (options.bits != 2 && options.bits != 3 && options.bits != 4 && options.bits != 8) {
-    throw std::invalid_argument("bits: expected 2, 3, 4 or 8, found " + std::to_string(options.bits));
+  const WeightCode& code = *options.code;
+  if (code.numbers == CodeNumbers::e4m3) throw std::invalid_argument("code: fp8 has no grid: use quantize_fp8");
+  if (!code.has_width(options.bits)) {
+    throw std::invalid_argument("bits: expected " + widths_text(code) + ", found " + std::to_string(options.bits));
+  }
+  if (!code.is_integer() && (!options.symmetric || options.per_tensor)) {
+    throw std::invalid_argument("code: " + std::string(code.name) + " has neither zeros nor one scale for a weight");
+  }
+  if (code.block != 0 && options.group_size != code.block) {
+    throw std::invalid_argument("group_size: " + std::string(code.name) + " has blocks of " +
+                                std::to_string(code.block) + ", found " + std::to_string(options.group_size));
   }
   if (options.group_size != kPerChannel && (options.group_size < 1 || num_in % options.group_size != 0)) {
     throw std::invalid_argument("group_size: expected a divisor of the " + std::to_string(num_in) +
@@ -216,9 +314,10 @@ void check_grid_options(const GridOptions& options, int64_t num_in) {
     throw std::invalid_argument("group_size: one scale for the whole weight leaves no groups: expected -1, found " +
                                 std::to_string(options.group_size));
   }
-  if (options.scale_dtype != DType::F32 && options.scale_dtype != DType::F16 && options.scale_dtype != DType::BF16) {
-    throw std::invalid_argument("scale_dtype: expected F32, F16 or BF16, found " +
-                                std::string(dtype_name(options.scale_dtype)));
+  if (code.scale_dtype ? options.scale_dtype != *code.scale_dtype : !is_float_dtype(options.scale_dtype)) {
+    throw std::invalid_argument("scale_dtype: expected " +
+                                (code.scale_dtype ? std::string(dtype_name(*code.scale_dtype)) : "F32, F16 or BF16") +
+                                ", found " + std::string(dtype_name(options.scale_dtype)));
   }
 }
 
@@ -234,12 +333,14 @@ Grid search_grid(const at::Tensor& weight_OI, const at::Tensor& importance_I, co
   const std::vector<float> importance = checked_importance(importance_I, num_in, options.scales);
 
   const int64_t width = group_width(options, num_in), num_groups = num_in / width;
-  Grid grid{at::empty({num_out, num_groups}, at::kFloat), at::empty({num_out, num_groups}, at::kFloat)};
+  const GridRule rule(options, weight);
+  Grid grid{at::empty({num_out, num_groups}, at::kFloat), at::empty({num_out, num_groups}, at::kFloat),
+            rule.tensor_scale};
   const float* weights = weight.const_data_ptr<float>();
   float* scales = grid.scales_OG.mutable_data_ptr<float>();
   float* zeros = grid.zeros_OG.mutable_data_ptr<float>();
   if (options.per_tensor) {
-    const GroupGrid best = search_group(weights, importance.data(), num_out, num_in, options);
+    const GroupGrid best = search_group(weights, importance.data(), num_out, num_in, rule);
     std::fill_n(scales, num_out, best.scale);
     std::fill_n(zeros, num_out, best.zero);
     check_scales(grid.scales_OG, options);
@@ -249,8 +350,7 @@ Grid search_grid(const at::Tensor& weight_OI, const at::Tensor& importance_I, co
     for (int64_t row = first_row; row < first_row + num_rows; ++row) {
       for (int64_t group = 0; group < num_groups; ++group) {
         const int64_t begin = group * width;
-        const GroupGrid best =
-            search_group(weights + row * num_in + begin, importance.data() + begin, 1, width, options);
+        const GroupGrid best = search_group(weights + row * num_in + begin, importance.data() + begin, 1, width, rule);
         scales[row * num_groups + group] = best.scale;
         zeros[row * num_groups + group] = best.zero;
       }
@@ -279,14 +379,16 @@ Grid search_grid_in_groups(const at::Tensor& weight_OI, const at::Tensor& hessia
     const at::Tensor square = hessian.narrow(0, g * width, width).narrow(1, g * width, width);
     triangles_G.push_back(at::tril(square, -1).mul_(2.0).add_(at::diag(square.diagonal())));
   }
-  Grid grid{at::empty({num_out, num_groups}, at::kFloat), at::empty({num_out, num_groups}, at::kFloat)};
+  const GridRule rule(options, weight);
+  const auto search_rows = rule.points ? search_rows_of_group<NearestValue> : search_rows_of_group<NearestInteger>;
+  Grid grid{at::empty({num_out, num_groups}, at::kFloat), at::empty({num_out, num_groups}, at::kFloat),
+            rule.tensor_scale};
   float* scales = grid.scales_OG.mutable_data_ptr<float>();
   float* zeros = grid.zeros_OG.mutable_data_ptr<float>();
   for_row_chunks(num_out, kGroupSearchRows, [&](int64_t first_row, int64_t num_rows) {
     std::vector<GroupGrid> best_R(num_rows);
     for (int64_t g = 0; g < num_groups; ++g) {
-      search_rows_of_group(weight.narrow(0, first_row, num_rows).narrow(1, g * width, width), triangles_G[g], options,
-                           best_R);
+      search_rows(weight.narrow(0, first_row, num_rows).narrow(1, g * width, width), triangles_G[g], rule, best_R);
       for (int64_t r = 0; r < num_rows; ++r) {
         scales[(first_row + r) * num_groups + g] = best_R[r].scale;
         zeros[(first_row + r) * num_groups + g] = best_R[r].zero;
@@ -315,10 +417,12 @@ QuantizedWeight round_to_grid(const at::Tensor& weight_OI, const Grid& grid, con
   QuantizedWeight result;
   result.num_out = num_out;
   result.num_in = num_in;
+  result.code = options.code;
   result.bits = options.bits;
   result.group_size = options.group_size;
   result.symmetric = options.symmetric;
   result.scale_dtype = options.scale_dtype;
+  result.tensor_scale = grid.tensor_scale;
   result.codes_OI.resize(weight.numel());
   const float* weights = weight.const_data_ptr<float>();
   const float* scales = scales_OG.const_data_ptr<float>();
@@ -326,6 +430,10 @@ QuantizedWeight round_to_grid(const at::Tensor& weight_OI, const Grid& grid, con
   result.scales_OG.assign(scales, scales + num_out * num_groups);
   if (!options.symmetric) result.zeros_OG.assign(zeros, zeros + num_out * num_groups);
 
+  if (!options.code->is_integer()) {
+    round_to_points(CodePoints(*options.code), weights, width, result);
+    return result;
+  }
   // A symmetric min-max grid puts each group's largest weight exactly between two codes. The scale's rounding would
   // decide on which side it falls. In the stored type's precision the quotient is the tie that it should be, and the
   // codes are those of compressed-tensors. At 8 bits that precision would be too little for the codes themselves.

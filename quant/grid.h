@@ -8,6 +8,11 @@
 // asymmetric ones they are (max(w, 0) - min(w, 0)) / (2^bits - 1) with zero = round(-min / scale). Searched scales
 // take, per group, the shrink factor of kShrinkFactors that minimizes sum_i importance_i (w_i - round_trip(w_i))^2
 // (importance = diag(H) or 1).
+// Codes with a table (weight_code.h) have no zeros:
+//   w ~ scale / tensor_scale * value,  value = the nearest in the table to w / (scale / tensor_scale).
+// Their min-max scale is absmax / largest value. Where scales are powers of two, it is the smallest one at which absmax
+// rounds to the largest value; searches try its neighbours. The tensor's scale, where there is one, makes the largest
+// group's scale the largest of its type: compressed-tensors' rules (quantization/utils/{helpers,mxfp_utils}.py).
 // Every scale is rounded to the stored type before a code is chosen. A group of zeros has scale 1. Every grid holds 0:
 // a weight of 0 is rounded to it without error, whatever the scale, and has no part in a search. With symmetric min-max
 // scales of up to 4 bits, w / scale is rounded to that type too, so that ties are those of compressed-tensors.
@@ -35,14 +40,20 @@ inline constexpr std::array<float, kNumShrinkFactors> kShrinkFactors = make_shri
 
 struct Grid {
   at::Tensor scales_OG;  // float32, each exactly representable in scale_dtype, finite, > 0
-  at::Tensor zeros_OG;   // float32 integers in [0, 2^bits - 1]
+  at::Tensor zeros_OG;   // float32 integers in [0, 2^bits - 1]; zeros for codes with a table
+  float tensor_scale = 1.0f;
 };
 
 // Returns the smallest scale in use. fp16 needs its subnormals: a group of weights below 4.6e-4 would be crushed
-// without them. Those of bf16 and fp32 are far below any weight, and engines flush them to zero.
+// without them, and so does E4M3. Those of other types are far below any weight, and engines flush them to zero.
 float smallest_scale(DType dtype);
 
-// Throws std::invalid_argument when bits, group_size (for num_in inputs) or scale_dtype is not one of the above.
+// Returns max|w| of a contiguous float32 weight.
+float largest_magnitude(const at::Tensor& weight_OI);
+// Returns the scale of a whole weight of that magnitude, for a code that has one.
+float tensor_scale_for(const WeightCode& code, float absmax);
+
+// Throws std::invalid_argument when the options are not what the code's row allows, for num_in inputs.
 void check_grid_options(const GridOptions& options, int64_t num_in);
 
 // Returns the columns of one group: group_size, or num_in for a whole row.

@@ -1,10 +1,42 @@
 #include "quant/options.h"
 
+#include <string>
+#include <string_view>
+#include <vector>
+
 namespace pare {
 
+namespace {
+
+// Visits the code by its name. FP8 has a pass of its own.
+void visit_code(FieldVisitor& visit, const WeightCode*& code) {
+  std::vector<std::string_view> names;
+  for (const WeightCode* known : weight_codes()) {
+    if (known->numbers != CodeNumbers::e4m3) names.push_back(known->name);
+  }
+  std::string name(code->name);
+  visit(
+      "code", name, std::span<const std::string_view>(names),
+      "The numbers that codes stand for. `int` is evenly spaced. `nvfp4` and `mxfp4` are 4-bit floats in blocks of 16 "
+      "and 32, and `nf4` has quantiles of a normal distribution.");
+  code = find_weight_code(name);
+}
+
+}  // namespace
+
+FieldLimits bits_limits() {
+  const std::span<const int> widths = kIntegerCode.widths;
+  return {.values = {widths.begin(), widths.end()}};
+}
+
+FieldLimits group_limits() {
+  return {.values = {kGroupSizes.begin(), kGroupSizes.end()}};
+}
+
 void GridOptions::fields(FieldVisitor& visit) {
-  visit("bits", bits, {.values = {2, 3, 4, 8}}, "Each weight becomes a code of this many bits.");
-  visit("group_size", group_size, {.values = {32, 64, 128, kPerChannel}},
+  visit_code(visit, code);
+  visit("bits", bits, bits_limits(), "Each weight becomes a code of this many bits.");
+  visit("group_size", group_size, group_limits(),
         "This many neighbouring inputs of a row share one scale. With -1 a whole row shares one.");
   visit("symmetric", symmetric, "Codes lie evenly around zero. With `false` each group has a zero point of its own.");
   visit("per_tensor", per_tensor, "The whole weight shares one scale. It needs `group_size: -1`.");

@@ -23,13 +23,23 @@ inline std::span<const EnumName<ScaleSearch>> enum_names(ScaleSearch) {
   return kNames;
 }
 
+// The groups that recipes offer for codes without a block of their own.
+inline constexpr std::array<int64_t, 4> kGroupSizes = {32, 64, 128, kPerChannel};
+// Returns the widths of integer codes, or kGroupSizes, as the values of a recipe's field.
+FieldLimits bits_limits();
+FieldLimits group_limits();
+
 struct GridOptions {
-  int bits = 4;              // 2, 3, 4, 8
-  int64_t group_size = 128;  // kPerChannel, or a divisor of I (recipes offer 32, 64, 128)
+  int bits = 4;  // one of the code's widths
+  // kPerChannel, or a divisor of I (kGroupSizes in recipes). The code's block, where it has one.
+  int64_t group_size = 128;
   bool symmetric = true;
   ScaleSearch scales = ScaleSearch::hessian_diagonal;
-  DType scale_dtype = DType::BF16;  // F32, F16 or BF16; scales are rounded to it before codes are chosen
+  DType scale_dtype = DType::BF16;  // scales are rounded to it before codes are chosen
   bool per_tensor = false;          // one scale for the whole weight, repeated for each row (group_size kPerChannel)
+  // The scale of the whole weight that others must share (engines join the weights of one input). 0: the weight's own.
+  float tensor_scale = 0.0f;
+  const WeightCode* code = &kIntegerCode;  // integers, or one with a table
 
   void fields(FieldVisitor& visit);
 };

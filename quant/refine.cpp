@@ -7,6 +7,7 @@
 //                      whose codes go with the zero
 //   each code   W'_j = the grid point nearest to W'_j + G_j / H_jj (QuantEase, equation 8), columns in order; G of the
 //                      later columns follows
+// A code with a table has c = value and no zeros, and its scale here is the stored one divided by the tensor's.
 // Each change is taken only where it lowers the trace. Pruned codes stay at the zero, c = 0.
 // Scales of a row interact through H. Visiting them in turn with codes between is Gauss-Seidel on their normal
 // equations (the G x G system C^T H C s = C^T H w). Each sweep adds no further product over all columns for it, and
@@ -25,9 +26,11 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <stdexcept>
 
 #include "quant/checked_tensor.h"
+#include "quant/code_points.h"
 #include "quant/row_chunks.h"
 
 namespace pare {
@@ -78,7 +81,17 @@ struct RowChunk {
   at::Tensor weight_IR;  // float32
   at::Tensor error_IR;   // float32, W - W'
   at::Tensor kept_IR;    // float32, 1 where a weight is kept and 0 where it is pruned; undefined: all are kept
+  // A code with a table has values here, effective scales, and zeros that are 0.
   std::vector<float> codes_IR, scales_GR, zeros_GR;
+};
+
+// The steps of a code: whole numbers up to a largest one, or the values of a table.
+struct Steps {
+  float levels;
+  std::optional<CodePoints> points = {};
+  explicit Steps(const QuantizedWeight& weight) : levels(static_cast<float>((1 << weight.bits) - 1)) {
+    if (!weight.code->is_integer()) points.emplace(*weight.code);
+  }
 };
 
 // Computes E at the positions [begin, begin + width), all of one group.
@@ -107,7 +120,9 @@ at::Tensor gather_mask(const at::Tensor& kept_OI, const QuantizedWeight& start, 
       const int64_t column = layout.order_I[p];
       gathered[p * num_rows + r] = kept_I[column] ? 1.0f : 0.0f;
       const int code = start.codes_OI[row * start.num_in + column], zero = start.zero(row, start.group(column));
-      if (kept_I[column] || code == zero) continue;
+      const bool is_zero =
+          code == zero || (!start.code->is_integer() && start.code->value(static_cast<uint8_t>(code)) == 0.0f);
+      if (kept_I[column] || is_zero) continue;
       throw std::invalid_argument("refine: the weight at [" + std::to_string(row) + ", " + std::to_string(column) +
                                   "] is pruned: expected the code of its zero, " + std::to_string(zero) + ", found " +
                                   std::to_string(code) + "; round it with the same mask");
@@ -132,11 +147,12 @@ RowChunk gather_chunk(const at::Tensor& weight_OI, const QuantizedWeight& start,
     const uint8_t* codes_I = start.codes_OI.data() + row * num_in;
     for (int64_t p = 0; p < num_in; ++p) {
       gathered[p * num_rows + r] = weights_I[layout.order_I[p]];
-      chunk.codes_IR[p * num_rows + r] = codes_I[layout.order_I[p]];
+      const uint8_t code = codes_I[layout.order_I[p]];
+      chunk.codes_IR[p * num_rows + r] = start.code->value(code);
     }
     for (int64_t g = 0; g < num_groups; ++g) {
-      chunk.scales_GR[g * num_rows + r] = start.scales_OG[row * num_groups + g];
-      chunk.zeros_GR[g * num_rows + r] = static_cast<float>(start.zero(row, g));
+      chunk.scales_GR[g * num_rows + r] = start.scales_OG[row * num_groups + g] / start.tensor_scale;
+      chunk.zeros_GR[g * num_rows + r] = start.code->is_integer() ? static_cast<float>(start.zero(row, g)) : 0.0f;
     }
   }
   for (int64_t g = 0; g < num_groups; ++g) {
@@ -213,7 +229,13 @@ bool falls(double amount, double curvature, double slope) {
   return amount * (amount * curvature - 2.0 * slope) < 0.0;
 }
 
-bool update_scales(RowChunk& chunk, GroupView& view, DType scale_dtype) {
+// Returns the scale of that type that is nearest. round_to takes the power of two below, and from 1.5 times a power on
+// the next one is nearer.
+float nearest_scale(double exact, DType scale_dtype) {
+  return round_to(static_cast<float>(scale_dtype == DType::F8_E8M0 ? exact * 4.0 / 3.0 : exact), scale_dtype);
+}
+
+bool update_scales(RowChunk& chunk, GroupView& view, DType scale_dtype, float tensor_scale) {
   const int64_t num_rows = chunk.num_rows;
   float* scales_R = chunk.scales_GR.data() + view.group * num_rows;
   const float* zeros_R = chunk.zeros_GR.data() + view.group * num_rows;
@@ -235,8 +257,8 @@ bool update_scales(RowChunk& chunk, GroupView& view, DType scale_dtype) {
   for (int64_t r = 0; r < num_rows; ++r) {
     if (!(curvatures_R[r] > 0.0)) continue;
     const double exact = static_cast<double>(scales_R[r]) + slopes_R[r] / curvatures_R[r];
-    const float scale = round_to(static_cast<float>(exact), scale_dtype);
-    if (!std::isfinite(scale) || scale < smallest_scale(scale_dtype)) continue;
+    const float stored = nearest_scale(exact * tensor_scale, scale_dtype), scale = stored / tensor_scale;
+    if (!std::isfinite(stored) || stored < smallest_scale(scale_dtype)) continue;
     if (!falls(static_cast<double>(scale) - scales_R[r], curvatures_R[r], slopes_R[r])) continue;
     amounts_R[r] = scale - scales_R[r];
     scales_R[r] = scale;
@@ -310,7 +332,37 @@ bool update_column(const float* gradient_R, const float* kept_R, const float* sc
   return moved > 0.0f;
 }
 
-bool update_codes(RowChunk& chunk, GroupView& view, float levels) {
+// The same for a code with a table.
+template <bool all_kept>
+bool update_column_of_points(const CodePoints& points, const float* gradient_R, const float* kept_R,
+                             const float* scales_R, float curvature, int64_t num_rows, float* values_R,
+                             float* changes_R) {
+  float moved = 0.0f;
+#pragma omp simd reduction(+ : moved)
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const float value = points.nearest(values_R[r] + gradient_R[r] / (curvature * scales_R[r]));
+    const float change = scales_R[r] * (value - values_R[r]);
+    bool better = change * (change * curvature - 2.0f * gradient_R[r]) < 0.0f;
+    if constexpr (!all_kept) better = better && kept_R[r] != 0.0f;
+    changes_R[r] = better ? change : 0.0f;
+    values_R[r] = better ? value : values_R[r];
+    moved += better ? 1.0f : 0.0f;
+  }
+  return moved > 0.0f;
+}
+
+// Updates one column, of integers or of a table.
+bool update_any_column(const Steps& steps, const float* gradient_R, const float* kept_R, const float* scales_R,
+                       float curvature, int64_t num_rows, float* codes_R, float* changes_R) {
+  if (!steps.points) {
+    const auto update = kept_R == nullptr ? update_column<true> : update_column<false>;
+    return update(gradient_R, kept_R, scales_R, curvature, steps.levels, num_rows, codes_R, changes_R);
+  }
+  const auto update = kept_R == nullptr ? update_column_of_points<true> : update_column_of_points<false>;
+  return update(*steps.points, gradient_R, kept_R, scales_R, curvature, num_rows, codes_R, changes_R);
+}
+
+bool update_codes(RowChunk& chunk, GroupView& view, const Steps& steps) {
   const int64_t num_rows = chunk.num_rows;
   const int64_t stride = view.hessian_WW.stride(0);
   const float* hessian = view.hessian_WW.const_data_ptr<float>();
@@ -328,12 +380,10 @@ bool update_codes(RowChunk& chunk, GroupView& view, float levels) {
       const float* hessian_row = hessian + k * stride;
       // An input that never fires (H_kk == 0) gives no reason to prefer a code: 0 / 0 compares as not better.
       const int64_t row_begin = (view.begin + k) * num_rows;
-      const bool moved = kept == nullptr
-                             ? update_column<true>(gradient + k * num_rows, nullptr, scales_R, hessian_row[k], levels,
-                                                   num_rows, &chunk.codes_IR[row_begin], changes_R)
-                             : update_column<false>(gradient + k * num_rows, kept + row_begin, scales_R, hessian_row[k],
-                                                    levels, num_rows, &chunk.codes_IR[row_begin], changes_R);
-      if (!moved) continue;
+      if (!update_any_column(steps, gradient + k * num_rows, kept == nullptr ? nullptr : kept + row_begin, scales_R,
+                             hessian_row[k], num_rows, &chunk.codes_IR[row_begin], changes_R)) {
+        continue;
+      }
       block_changed = true;
       for (int64_t j = k + 1; j < end; ++j) {
         const float share = hessian_row[j];
@@ -353,7 +403,7 @@ bool update_codes(RowChunk& chunk, GroupView& view, float levels) {
 
 // Returns false when nothing moved, and the next sweep would not move anything either.
 bool sweep(RowChunk& chunk, const Layout& layout, const QuantizedWeight& start, const RefineOptions& options) {
-  const float levels = static_cast<float>((1 << start.bits) - 1);
+  const Steps steps(start);
   bool changed = false;
   for (int64_t g = 0; g < start.num_groups(); ++g) {
     const int64_t begin = layout.first_G[g], width = layout.first_G[g + 1] - begin;
@@ -361,9 +411,9 @@ bool sweep(RowChunk& chunk, const Layout& layout, const QuantizedWeight& start, 
     const at::Tensor hessian_WI = layout.hessian_II.narrow(0, begin, width);
     GroupView view{g, begin, width, hessian_WI.narrow(1, begin, width), at::mm(hessian_WI, chunk.error_IR)};
     bool group_changed = false;
-    if (options.grids) group_changed |= update_scales(chunk, view, start.scale_dtype);
-    if (options.grids && !start.symmetric) group_changed |= update_zeros(chunk, view, levels);
-    group_changed |= update_codes(chunk, view, levels);
+    if (options.grids) group_changed |= update_scales(chunk, view, start.scale_dtype, start.tensor_scale);
+    if (options.grids && !start.symmetric) group_changed |= update_zeros(chunk, view, steps.levels);
+    group_changed |= update_codes(chunk, view, steps);
     if (group_changed) refresh_errors(chunk, g, begin, width);
     changed |= group_changed;
   }
@@ -371,13 +421,19 @@ bool sweep(RowChunk& chunk, const Layout& layout, const QuantizedWeight& start, 
 }
 
 void scatter_row(const RowChunk& chunk, const Layout& layout, int64_t r, int64_t row, QuantizedWeight& result) {
+  const Steps steps(result);
   const int64_t num_groups = result.num_groups();
   uint8_t* codes_I = result.codes_OI.data() + row * result.num_in;
   for (int64_t p = 0; p < result.num_in; ++p) {
-    codes_I[layout.order_I[p]] = static_cast<uint8_t>(chunk.codes_IR[p * chunk.num_rows + r]);
+    const float code = chunk.codes_IR[p * chunk.num_rows + r];
+    codes_I[layout.order_I[p]] =
+        steps.points ? steps.points->code_at(steps.points->place(code)) : static_cast<uint8_t>(code);
   }
   for (int64_t g = 0; g < num_groups; ++g) {
-    result.scales_OG[row * num_groups + g] = chunk.scales_GR[g * chunk.num_rows + r];
+    // The product errs by a unit in the last place of float32, which rounding to a narrower type undoes.
+    const float scale = chunk.scales_GR[g * chunk.num_rows + r];
+    result.scales_OG[row * num_groups + g] =
+        result.tensor_scale == 1.0f ? scale : round_to(scale * result.tensor_scale, result.scale_dtype);
     if (!result.symmetric) {
       result.zeros_OG[row * num_groups + g] = static_cast<uint8_t>(chunk.zeros_GR[g * chunk.num_rows + r]);
     }

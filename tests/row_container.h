@@ -72,7 +72,7 @@ class RowContainer final : public ContainerFormat {
 
  private:
   std::string why_not(const PackScheme& scheme) const override {
-    if (scheme.is_dense() || scheme.code_type() != CodeType::integer || !scheme.symmetric || scheme.per_tensor ||
+    if (scheme.is_dense() || !scheme.is_integer() || !scheme.symmetric || scheme.per_tensor ||
         scheme.act_order == StoredActOrder::group || !scheme.input.is_plain()) {
       return "test-rows holds symmetric integers and 16-bit inputs";
     }

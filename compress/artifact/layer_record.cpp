@@ -71,21 +71,23 @@ std::string content_hash(const StoredLinear& linear) {
   const QuantizedWeight& weight = linear.weight;
   const InputFormat& input = linear.input;
   Sha256 hash;
-  const std::string header =
-      std::to_string(weight.num_out) + "x" + std::to_string(weight.num_in) + " bits " + std::to_string(weight.bits) +
-      " group " + std::to_string(weight.group_size) + (weight.symmetric ? " symmetric " : " asymmetric ") +
-      std::string(dtype_name(weight.scale_dtype)) + (weight.code_type == CodeType::fp8 ? " fp8" : "") + " input " +
-      // Hashes stay what they were when plain inputs had this name.
-      (input.is_plain() ? "a16" : input_format_name(input)) + " " + std::to_string(static_cast<int>(input.outliers)) +
-      " zero " + std::to_string(input.zero) +
-      // Nor do they change by properties that few linears have.
-      (weight.pattern.is_dense() ? "" : " pattern " + pattern_name(weight.pattern)) +
-      (linear.dense_OI.empty() ? "" : " dense " + std::string(dtype_name(linear.dense_dtype)));
+  const std::string header = std::to_string(weight.num_out) + "x" + std::to_string(weight.num_in) + " bits " +
+                             std::to_string(weight.bits) + " group " + std::to_string(weight.group_size) +
+                             (weight.symmetric ? " symmetric " : " asymmetric ") +
+                             std::string(dtype_name(weight.scale_dtype)) +
+                             (weight.code->is_integer() ? "" : " " + std::string(weight.code->name)) + " input " +
+                             // Hashes stay what they were when plain inputs had this name.
+                             (input.is_plain() ? "a16" : input_format_name(input)) + " " +
+                             std::to_string(static_cast<int>(input.outliers)) + " zero " + std::to_string(input.zero) +
+                             // Nor do they change by properties that few linears have.
+                             (weight.pattern.is_dense() ? "" : " pattern " + pattern_name(weight.pattern)) +
+                             (linear.dense_OI.empty() ? "" : " dense " + std::string(dtype_name(linear.dense_dtype)));
   hash.update(std::as_bytes(std::span(header)));
   hash.update(bytes_of(weight.codes_OI));
   hash.update(bytes_of(weight.scales_OG));
   hash.update(bytes_of(weight.zeros_OG));
   hash.update(bytes_of(weight.group_of_I));
+  if (weight.code->has_tensor_scale) hash.update(bytes_of(std::array{weight.tensor_scale}));
   const std::array<float, 2> numbers = {input.scale, input.outlier_threshold};
   hash.update(bytes_of(numbers));
   hash.update(bytes_of(input.outlier_columns));

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 #include <stdexcept>
+#include <utility>
 
 namespace pare {
 namespace {
@@ -45,13 +46,27 @@ struct ExponentRange {
   // The initial bounds keep 2^e, and values multiplied by it, far from the ends of float32.
   int least = -60, most = 60;
 
+  // Returns the exponents of the smallest subnormal and of the largest value with that fraction.
+  static std::pair<int, int> ends_of(DType dtype, float fraction) {
+    switch (dtype) {
+      case DType::F16:
+        return {-24, 15};
+      case DType::BF16:
+        return {-133, 127};
+      case DType::F8_E4M3:
+        return {-9, fraction > kLargestFp8 / 512.0f ? 7 : 8};
+      case DType::F8_E8M0:
+        return {-127, 127};
+      default:
+        return {-149, 127};
+    }
+  }
+
   void narrow(float value, DType dtype) {
     if (value == 0.0f) return;
-    // The exponents of the smallest subnormal and of the largest value.
-    const int lowest = dtype == DType::F16 ? -24 : dtype == DType::BF16 ? -133 : -149;
-    const int highest = dtype == DType::F16 ? 15 : 127;
     int exponent = 0;
     const float fraction = std::frexp(value, &exponent);  // 0.5 <= |fraction| < 1, in 24 bits
+    const auto [lowest, highest] = ends_of(dtype, std::abs(fraction));
     const auto digits = static_cast<uint32_t>(std::abs(std::ldexp(fraction, 24)));
     const int last_digit = exponent - 24 + std::countr_zero(digits), first_digit = exponent - 1;
     most = std::min(most, last_digit - lowest);

@@ -44,7 +44,8 @@ std::map<int64_t, SteppedLayers> by_columns_together(const SteppedLayers& layers
   return found;
 }
 
-void round_layer(StageState& stage, const GptqFactor& factor, const GptqPass& pass, LayerState& layer) {
+void round_layer(StageState& stage, const GptqFactor& factor, GptqPass pass, float tensor_scale, LayerState& layer) {
+  pass.gptq.grid.tensor_scale = tensor_scale;
   const bool chooses = chooses_mask(layer, pass);
   ColumnMask mask;
   if (chooses) mask.pattern = pass.pattern();
@@ -71,10 +72,11 @@ std::optional<InputScaling> apply_gptq(StageState& stage, const SteppedLayers& l
   stage.input = resolved_input(shared.activations, stage.statistics, stage.input_scale_dtype);
   const bool chooses_in_loop = shared.chooser == MaskChooser::sweep || stage.is_unseen();
   if (!chooses_in_loop) choose_masks(stage, shared, layers);
+  const float tensor_scale = shared_tensor_scale(layers);
   for (const auto& [together, alike] : by_columns_together(layers, chooses_in_loop)) {
     const GptqFactor& factor = stage.factor(shared.gptq, together);
     for_each_layer(alike, [&](LayerState& layer, const PassOptions& options) {
-      round_layer(stage, factor, static_cast<const GptqPass&>(options), layer);
+      round_layer(stage, factor, static_cast<const GptqPass&>(options), tensor_scale, layer);
     });
   }
   return std::nullopt;

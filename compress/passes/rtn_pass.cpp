@@ -11,8 +11,10 @@ std::optional<InputScaling> apply_rtn(StageState& stage, const SteppedLayers& la
   const auto& shared = shared_options<RtnPass>(layers);
   stage.input_scale_dtype = shared.rounding.scale_dtype;
   stage.input = resolved_input(shared.activations, stage.statistics, stage.input_scale_dtype);
+  const float tensor_scale = shared_tensor_scale(layers);
   for_each_layer(layers, [&](LayerState& layer, const PassOptions& options) {
-    const auto& pass = static_cast<const RtnPass&>(options);
+    RtnPass pass = static_cast<const RtnPass&>(options);
+    pass.rounding.tensor_scale = tensor_scale;
     at::Tensor importance_I;
     if (pass.rounding.scales == ScaleSearch::hessian) {
       importance_I = stage.statistics.hessian_diagonal_I;

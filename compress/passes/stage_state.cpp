@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "compress/passes/squared_error.h"
+#include "quant/grid.h"
 #include "quant/refine.h"
 #include "runtime/format/stored_linear.h"
 #include "runtime/system/interrupt.h"
@@ -106,6 +107,18 @@ InputFormat resolved_input(const InputFormat& wanted, const LayerStatistics& sta
     format.zero = static_cast<int>(std::rint(std::clamp(-128.0f - extremes.low / format.scale, -128.0f, 127.0f)));
   }
   return format;
+}
+
+float shared_tensor_scale(const SteppedLayers& layers) {
+  const WeightCode* code = nullptr;
+  float absmax = 0.0f;
+  for (const SteppedLayer& layer : layers.layers) {
+    const GridOptions* const grid = layer.options->grid();
+    if (grid == nullptr || !grid->code->has_tensor_scale) continue;
+    code = grid->code;
+    absmax = std::max(absmax, largest_magnitude(layer.state->weight_OI.contiguous()));
+  }
+  return code == nullptr ? 0.0f : tensor_scale_for(*code, absmax);
 }
 
 StoredLinear stored_linear(const StageState& stage, const LayerState& layer) {

@@ -114,6 +114,10 @@ InputFormat resolved_input(const InputFormat& format, const LayerStatistics& sta
 // Returns max|x_i| over all calibration tokens, float32 [I].
 at::Tensor absmax(const LayerStatistics& statistics);
 
+// Returns the scale of whole weights that these layers share, before any of them is rounded: engines join the weights
+// that read one input and have one scale for all. 0 where no layer's code has such a scale.
+float shared_tensor_scale(const SteppedLayers& layers);
+
 // Returns the layer as it is stored, with the stage's input.
 StoredLinear stored_linear(const StageState& stage, const LayerState& layer);
 // Returns the layer's mask, bool [O, I], or undefined where all are kept.

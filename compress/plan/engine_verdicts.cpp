@@ -49,8 +49,10 @@ class Reasons {
 // Follows get_moe_method of compressed_tensors_moe.py. An empty text means that the experts are read.
 std::string unread_experts_of_vllm(const PackScheme& scheme) {
   const InputFormat& input = scheme.input;
-  if (scheme.code_type() == CodeType::fp8)
-    return input.is_plain() ? "FP8 experts without rounded inputs are not read" : "";
+  const bool is_float = !scheme.is_dense() && !scheme.is_integer();
+  if (is_float && scheme.code->block != 0)
+    return "experts in " + std::string(scheme.code->name) + " codes are not read";
+  if (is_float) return input.is_plain() ? "FP8 experts without rounded inputs are not read" : "";
   if (input.is_plain()) return scheme.bits == 4 || scheme.bits == 8 ? "" : "experts are read only with 4 or 8 bits";
   const bool is_w8 = scheme.bits == 8 && scheme.group_size == kPerChannel;
   if (input.range == InputRange::token && scheme.symmetric && (is_w8 || scheme.bits == 4)) return "";
@@ -95,7 +97,7 @@ struct Judgement {
     const bool rounds_inputs = !scheme.input.is_plain();
     if (engine == Engine::llama_cpp && rounds_inputs) restrictions.add("only weights are read: no input is rounded");
     // See vLLM's kernels/linear: W8A8 and FP8 have kernels of their own.
-    if (engine != Engine::vllm || scheme.format != StoredFormat::pack_quantized) return;
+    if (engine != Engine::vllm || !scheme.is_integer() || scheme.layout != CodeLayout::packed) return;
     if (!container.runs_on_marlin(scheme)) {
       restrictions.add(std::to_string(scheme.bits) + " bits" + (scheme.symmetric ? "" : " asymmetric") +
                        ": only by its Humming kernels, on NVIDIA's GPUs");

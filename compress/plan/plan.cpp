@@ -347,7 +347,8 @@ void leave_out_default_fit(RunPlan& plan) {
 }
 
 void plan_storage(const std::string& container, LayerPlan& layer) {
-  PackScheme scheme{.bits = kDenseBits, .format = StoredFormat::dense, .container = container};
+  PackScheme scheme = dense_scheme();
+  scheme.container = container;
   for (const Step& step : layer.steps) step.options->store(scheme);
   const ContainerFormat& format = container_format(scheme.container);
   layer.scheme = format.adapted(scheme);

@@ -11,7 +11,7 @@ namespace {
 
 // Returns whether the pass moves what it stores to the container that packs a pattern.
 bool asks_to_pack(const PassRecipe& pass) {
-  PackScheme scheme{.format = StoredFormat::dense};
+  PackScheme scheme = dense_scheme();
   pass.options->store(scheme);
   return scheme.container == kPareSparse24;
 }

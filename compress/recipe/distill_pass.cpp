@@ -235,7 +235,9 @@ std::string why_not_trained(const PackScheme& scheme) {
     return "columns that are kept in floating point beside 8-bit ones (llm_int8) cannot be trained: distil before "
            "that pass";
   }
-  if (scheme.code_type() == CodeType::fp8) return "FP8 codes cannot be trained: distil before that pass";
+  if (!scheme.is_dense() && !scheme.is_integer()) {
+    return std::string(scheme.code->name) + " codes cannot be trained: distil before that pass";
+  }
   return "";
 }
 

@@ -109,7 +109,7 @@ std::string PassOptions::why_not_before(const PassOptions& rounding, std::string
 }
 
 bool stores_codes(const PassOptions& pass) {
-  PackScheme scheme{.format = StoredFormat::dense};
+  PackScheme scheme = dense_scheme();
   pass.store(scheme);
   return !scheme.is_dense();
 }
@@ -137,14 +137,49 @@ std::string describe(const Step& step) {
 
 // --- rtn, gptq ---
 
+namespace {
+
+// Completes what the code decides, and refuses what it does not have.
+void check_code(const PassCheck& check, GridOptions& grid) {
+  const WeightCode& code = *grid.code;
+  const std::string name(code.name);
+  if (!code.has_width(grid.bits) || (check.was_given("bits") && code.width() != 0 && grid.bits != code.width())) {
+    if (check.was_given("bits")) {
+      check.fail("bits", name + " codes have " + widths_text(code) + " bits, found " + std::to_string(grid.bits) +
+                             ": leave 'bits' out");
+    }
+    grid.bits = code.widths.front();
+  }
+  if (code.block != 0) {
+    if (check.was_given("group_size") && grid.group_size != code.block) {
+      check.fail("group_size",
+                 name + " has one scale for every " + std::to_string(code.block) + " inputs: leave 'group_size' out");
+    }
+    grid.group_size = code.block;
+  } else if (std::find(kGroupSizes.begin(), kGroupSizes.end(), grid.group_size) == kGroupSizes.end()) {
+    grid.group_size = GridOptions{}.group_size;  // an override's code has no blocks, and that of the pass has
+  }
+  if (code.is_integer()) return;
+  if (!grid.symmetric && check.was_given("symmetric")) {
+    check.fail("symmetric", name + " codes have no zero points: leave 'symmetric' out");
+  }
+  grid.symmetric = true;
+  if (grid.per_tensor) {
+    check.fail("per_tensor", name + " codes have scales of groups: leave 'per_tensor' out");
+  }
+}
+
+}  // namespace
+
 template <typename Options>
 bool GridPass<Options>::is_overridable(std::string_view key) const {
-  return key == "bits" || key == "group_size" || key == "symmetric" || key == "activations";
+  return key == "code" || key == "bits" || key == "group_size" || key == "symmetric" || key == "activations";
 }
 
 template <typename Options>
 void GridPass<Options>::check(const PassCheck& check) {
   GridOptions& grid = *static_cast<PassOptions&>(*this).grid();
+  check_code(check, grid);
   if (check.was_given("scales") && uses_hessian(grid.scales)) {
     check.require_calibration("scales",
                               std::string(name_of(grid.scales)) + " weighs errors with calibration statistics",
@@ -177,9 +212,16 @@ void GridPass<Options>::check_layer(const std::string& layer, int64_t num_out, i
                                 std::to_string(grid.group_size) + ": drop one of them");
   }
   if (num_in % grid.group_size == 0) return;
+  if (grid.code->block != 0) {
+    throw std::invalid_argument("layer " + layer + " [" + std::to_string(num_out) + ", " + std::to_string(num_in) +
+                                "]: blocks of " + std::to_string(grid.group_size) + " " + std::string(grid.code->name) +
+                                " codes do not divide its " + std::to_string(num_in) +
+                                " inputs. For such layers alone, put 'layers: {override: {\"" +
+                                pattern_of_all_blocks(layer) + "\": {code: int}}}' beside the pass's name");
+  }
   std::string divisors;
-  for (const int64_t size : {32, 64, 128}) {
-    if (num_in % size == 0) divisors += std::to_string(size) + ", ";
+  for (const int64_t size : kGroupSizes) {
+    if (size != kPerChannel && num_in % size == 0) divisors += std::to_string(size) + ", ";
   }
   throw std::invalid_argument("layer " + layer + " [" + std::to_string(num_out) + ", " + std::to_string(num_in) +
                               "]: group size " + std::to_string(grid.group_size) + " does not divide its " +
@@ -202,7 +244,8 @@ StatisticsNeed GridPass<Options>::need() const {
 template <typename Options>
 void GridPass<Options>::store(PackScheme& scheme) const {
   const GridOptions& grid = *static_cast<const PassOptions&>(*this).grid();
-  scheme.format = StoredFormat::pack_quantized;
+  scheme.code = grid.code;
+  scheme.layout = CodeLayout::packed;
   scheme.bits = grid.bits;
   scheme.group_size = grid.group_size;
   scheme.symmetric = grid.symmetric;
@@ -218,14 +261,15 @@ void GridPass<Options>::store(PackScheme& scheme) const {
 
 template <typename Options>
 void GridPass<Options>::set_scale_dtype(DType dtype) {
-  static_cast<PassOptions&>(*this).grid()->scale_dtype = dtype;
+  GridOptions& grid = *static_cast<PassOptions&>(*this).grid();
+  grid.scale_dtype = grid.code->scale_dtype.value_or(dtype);
 }
 
 template <typename Options>
 std::string GridPass<Options>::words(std::string_view key) const {
   const GridOptions& grid = *static_cast<const PassOptions&>(*this).grid();
-  return std::string(key) + " " + std::to_string(grid.bits) + " bits " + group_words(grid.group_size) +
-         (grid.symmetric ? "" : " asymmetric");
+  const std::string code = grid.code->is_integer() ? std::to_string(grid.bits) + " bits" : std::string(grid.code->name);
+  return std::string(key) + " " + code + " " + group_words(grid.group_size) + (grid.symmetric ? "" : " asymmetric");
 }
 
 template <typename Options>
@@ -322,7 +366,8 @@ StatisticsNeed Fp8Pass::need() const {
 }
 
 void Fp8Pass::store(PackScheme& scheme) const {
-  scheme.format = StoredFormat::float_quantized;
+  scheme.code = &kFp8Code;
+  scheme.layout = CodeLayout::packed;
   scheme.bits = 8;
   scheme.group_size = kPerChannel;
   scheme.symmetric = true;
@@ -373,7 +418,8 @@ void LlmInt8Pass::store(PackScheme& scheme) const {
   const bool is_own = llm_int8.layout == LlmInt8Layout::own;
   scheme.container = std::string(is_own ? kPareInt8 : kBitsAndBytes);
   scheme.pattern = {};  // neither packs one: zeros are stored
-  scheme.format = StoredFormat::int_quantized;
+  scheme.code = &kIntegerCode;
+  scheme.layout = CodeLayout::bytes;
   scheme.bits = 8;
   scheme.group_size = kPerChannel;
   scheme.symmetric = true;
@@ -410,7 +456,8 @@ StatisticsNeed ActivationsPass::need() const {
 }
 
 void ActivationsPass::store(PackScheme& scheme) const {
-  scheme.format = StoredFormat::dense;
+  scheme.code = nullptr;
+  scheme.layout = CodeLayout::packed;
   scheme.bits = kDenseBits;
   scheme.group_size = kPerChannel;
   scheme.symmetric = true;

@@ -63,6 +63,9 @@ void check_sensitivity(const Recipe& recipe, const std::optional<Value>& passes,
     top.fail("'budget' chooses bits and group sizes, and " + std::string(rounding->row->key) +
              " has neither: use rtn or gptq");
   }
+  if (!std::as_const(*rounding->options).grid()->code->is_integer()) {
+    top.fail("'budget' chooses bits of integer codes: leave 'code' out");
+  }
   const GptqOptions* const loop = rounding->options->column_loop();
   if (loop != nullptr && loop->act_order == ActOrder::group) {
     top.fail("'budget' counts codes and scales; act_order group also stores an index for each input: use static");
@@ -88,6 +91,9 @@ void check_sensitivity(const Recipe& recipe, const std::optional<Value>& passes,
       if (field.name == "prune") {
         top.fail("'budget' chooses bits of weights that are all kept: take 'prune' out of the override of '" +
                  item.pattern + "', or give bits yourself");
+      }
+      if (field.name == "code") {
+        top.fail("'budget' chooses bits of integer codes: take 'code' out of the override of '" + item.pattern + "'");
       }
       if (field.name != "bits" && field.name != "group_size") continue;
       top.fail("'budget' chooses bits and group sizes: take them out of the override of '" + item.pattern + "'");

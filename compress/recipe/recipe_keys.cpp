@@ -52,8 +52,8 @@ void CalibrationRecipe::fields(FieldVisitor& visit) {
 }
 
 void HeadRecipe::fields(FieldVisitor& visit) {
-  visit("bits", bits, {.values = {2, 3, 4, 8}}, "Each of their weights becomes a code of this many bits.");
-  visit("group_size", group_size, {.values = {32, 64, 128, kPerChannel}},
+  visit("bits", bits, bits_limits(), "Each of their weights becomes a code of this many bits.");
+  visit("group_size", group_size, group_limits(),
         "This many neighbouring inputs of a row share one scale. With -1 a whole row shares one.");
 }
 

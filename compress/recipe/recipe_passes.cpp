@@ -38,11 +38,17 @@ LayerOverride read_override(const std::string& pattern, const Value& value, cons
   const GivenOptions given = read_fields(value, fields_of(*options), overridable_options(defaults));
   options->check(RecipeCheck(value, given, calibration));
   LayerOverride result{.pattern = pattern, .values = {}};
-  for (const NamedField& field : field_values(*options)) {
+  const std::vector<NamedField> before = field_values(*copy_of(defaults));
+  const std::vector<NamedField> fields = field_values(*options);
+  for (size_t i = 0; i < fields.size(); ++i) {
+    const NamedField& field = fields[i];
     const bool is_given = std::any_of(given.begin(), given.end(), [&](const auto& item) {
       return field.name == item.first || field.name.starts_with(item.first + ".");
     });
-    if (is_given) result.values.push_back(field);
+    // What the check completed belongs to what is given: a code has its own groups. It also chooses other options, which
+    // are the pass's own.
+    const bool is_completed = options->is_overridable(field.name) && field.value != before[i].value;
+    if (is_given || is_completed) result.values.push_back(field);
   }
   return result;
 }
@@ -63,11 +69,11 @@ struct OrderRule {
 };
 
 bool is_off_grid(const PassOptions& before, const PassOptions&) {
-  return before.grid() == nullptr && stores_codes(before);
+  return stores_codes(before) && (before.grid() == nullptr || !before.grid()->code->is_integer());
 }
 
 bool is_not_trained(const PassOptions& before, const PassOptions&) {
-  PackScheme scheme{.format = StoredFormat::dense};
+  PackScheme scheme = dense_scheme();
   before.store(scheme);
   return !why_not_trained(scheme).empty();
 }

@@ -153,8 +153,9 @@ std::unique_ptr<ParameterView> float_view(std::string name, ParameterKind kind, 
 GridView::GridView(const std::string& name, const QuantizedWeight& weight, const GridTraining& training,
                    at::Device device)
     : trains_offsets_(training.offsets), trains_scales_(training.scales) {
-  if (weight.code_type != CodeType::integer) {
-    throw std::invalid_argument(name + ": expected integer codes, found FP8, which cannot be trained");
+  if (!weight.code->is_integer()) {
+    throw std::invalid_argument(name + ": expected integer codes, found " + std::string(weight.code->name) +
+                                ", which cannot be trained");
   }
   start_ = weight;
   start_.codes_OI.clear();

@@ -39,7 +39,7 @@ constexpr int64_t kMinStreamedBytes = int64_t{2} << 20;
 constexpr int64_t kBytesPerK = 16;  // one position of a panel in signed bytes
 
 int64_t scale_line_bytes(ScaleFormat format) {
-  return (format == ScaleFormat::f32 ? 4 : 2) * kPanel;
+  return scale_bytes(format) * kPanel;
 }
 
 // One product, with the strides of its panels.

@@ -91,7 +91,7 @@ void load_group(const QuantizedPanels& panels, int64_t group, float* scales, int
 bool IntegerLinear::takes(std::span<const LinearWeights> parts) {
   return std::all_of(parts.begin(), parts.end(), [](const LinearWeights& part) {
     const auto* weight = std::get_if<QuantizedWeight>(&part.weight);
-    return part.input.type == InputType::int8 && weight != nullptr && weight->code_type == CodeType::integer &&
+    return part.input.type == InputType::int8 && weight != nullptr && weight->code->is_integer() &&
            (weight->bits < kCodeBits || weight->symmetric);
   });
 }

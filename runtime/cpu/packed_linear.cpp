@@ -144,6 +144,8 @@ void CpuPackedLinear::pack_quantized(const QuantizedWeight& weight, const std::s
   part.name = weight_name(weight) + pattern_name(panels.format);
   part.format = panels.format;
   part.scale_format = panels.scale_format;
+  part.tensor_scale = panels.tensor_scale;
+  part.values = panels.values;
   part.num_groups = panels.num_groups;
   part.panel_bytes = panels.panel_bytes;
   part.panel_scale_bytes = panels.panel_scale_bytes;
@@ -253,6 +255,8 @@ PanelRun CpuPackedLinear::run_of(const Part& part, int64_t first_panel, int64_t 
   run.group_len = layout.group_len;
   run.num_outs = std::min({end_panel * kPanel, part.num_out, end_out - part.first_out}) - first_panel * kPanel;
   run.scale_format = part.scale_format;
+  run.tensor_scale = part.tensor_scale;
+  run.values = part.values.data();
   return run;
 }
 
@@ -506,7 +510,8 @@ void CpuPackedLinear::quantized_row(const Part& part, int64_t panel, int64_t lan
   const int center = 1 << (bits - 1);
   for (int64_t group = 0; group < part.num_groups; ++group) {
     const float scale = load_scale(part.scale_format, part.scales.get() + panel * part.panel_scale_bytes +
-                                                          (group * kPanel + lane) * scale_bytes(part.scale_format));
+                                                          (group * kPanel + lane) * scale_bytes(part.scale_format)) /
+                        part.tensor_scale;
     const int zero =
         part.zeros ? std::to_integer<int>(part.zeros[(panel * part.num_groups + group) * kPanel + lane]) : center;
     for (int64_t k = group * layout.group_len; k < (group + 1) * layout.group_len; k += unit.num_k) {
@@ -524,8 +529,9 @@ void CpuPackedLinear::quantized_row(const Part& part, int64_t panel, int64_t lan
         const int64_t word = j * bits / 32;
         const uint64_t pair = words[word] | static_cast<uint64_t>(words[word + 1]) << 32;
         const int code = static_cast<int>(pair >> (j * bits % 32)) & (2 * center - 1);
-        dst_I[column] = scale * (part.format == WeightFormat::fp8 ? fp8_to_float(static_cast<uint8_t>(code))
-                                                                  : static_cast<float>((code ^ center) - zero));
+        dst_I[column] = scale * (part.format == WeightFormat::fp8      ? fp8_to_float(static_cast<uint8_t>(code))
+                                 : part.format == WeightFormat::table4 ? part.values[static_cast<size_t>(code)]
+                                                                       : static_cast<float>((code ^ center) - zero));
       }
     }
   }

@@ -2,6 +2,7 @@
 // exactly to float32, and sums are float32 FMAs. linear_kernels.h describes the packed layout.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -59,6 +60,8 @@ class CpuPackedLinear final : public PackedLinear {
   struct Part {
     WeightFormat format = WeightFormat::bf16;
     ScaleFormat scale_format = ScaleFormat::none;
+    float tensor_scale = 1.0f;
+    std::array<float, kTableValues> values = {};
     std::string name;       // "w4g64", "bf16s24"
     int64_t first_out = 0;  // first output in the stack
     int64_t num_out = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
@@ -12,7 +13,8 @@ namespace pare {
 namespace {
 
 WeightFormat format_of(const QuantizedWeight& weight) {
-  if (weight.code_type == CodeType::fp8) return WeightFormat::fp8;
+  if (weight.code->numbers == CodeNumbers::e4m3) return WeightFormat::fp8;
+  if (weight.code->numbers == CodeNumbers::table) return WeightFormat::table4;
   return weight.bits == 2   ? WeightFormat::int2
          : weight.bits == 3 ? WeightFormat::int3
          : weight.bits == 4 ? WeightFormat::int4
@@ -20,7 +22,18 @@ WeightFormat format_of(const QuantizedWeight& weight) {
 }
 
 ScaleFormat scale_format_of(DType dtype) {
-  return dtype == DType::BF16 ? ScaleFormat::bf16 : dtype == DType::F16 ? ScaleFormat::f16 : ScaleFormat::f32;
+  switch (dtype) {
+    case DType::BF16:
+      return ScaleFormat::bf16;
+    case DType::F16:
+      return ScaleFormat::f16;
+    case DType::F8_E4M3:
+      return ScaleFormat::e4m3;
+    case DType::F8_E8M0:
+      return ScaleFormat::e8m0;
+    default:
+      return ScaleFormat::f32;
+  }
 }
 
 // Returns the byte of the i-th value of a lane within consecutive units of bf16, f16 or f32.
@@ -67,7 +80,9 @@ PanelRun QuantizedPanels::run() const {
           .num_groups = num_groups,
           .group_len = group_len,
           .num_outs = num_out,
-          .scale_format = scale_format};
+          .scale_format = scale_format,
+          .tensor_scale = tensor_scale,
+          .values = values.data()};
 }
 
 int64_t QuantizedPanels::num_bytes() const {
@@ -122,12 +137,13 @@ void pack_lane(const QuantizedWeight& weight, const std::string& name, const Qua
                std::byte* line) {
   const UnitShape unit = unit_shape(panels.format);
   const UnitShape values = unit_shape(value_format(panels.format));
-  const bool is_fp8 = weight.code_type == CodeType::fp8;
-  const uint32_t mask = (1u << weight.bits) - 1;
-  const uint32_t center = is_fp8 ? 0 : 1u << (weight.bits - 1);
+  // Integers are stored as signed ones.
+  const int bits = code_bits(panels.format);
+  const uint32_t mask = (1u << bits) - 1;
+  const uint32_t center = weight.code->is_integer() ? 1u << (bits - 1) : 0;
   const uint8_t* codes = weight.codes_OI.data() + out * weight.num_in;
   for (int64_t k = 0; k < panels.num_k; k += unit.num_k, line += unit.num_bytes) {
-    const uint32_t padding = is_fp8 ? 0 : static_cast<uint32_t>(weight.zero(out, k / panels.group_len));
+    const auto padding = static_cast<uint32_t>(weight.zero(out, k / panels.group_len));
     uint32_t stored[32];
     uint32_t nonzero = 0;
     for (int64_t j = 0; j < unit.num_k; ++j) {
@@ -137,7 +153,7 @@ void pack_lane(const QuantizedWeight& weight, const std::string& name, const Qua
       stored[j] = (code - center) & mask;
     }
     if (!is_two_of_four(panels.format)) {
-      store_codes(std::span(stored).first(static_cast<size_t>(unit.num_k)), weight.bits, line);
+      store_codes(std::span(stored).first(static_cast<size_t>(unit.num_k)), bits, line);
       continue;
     }
     const KeptPositions kept = kept_positions(nonzero, name, out, panels.column_of_k[k]);
@@ -145,7 +161,7 @@ void pack_lane(const QuantizedWeight& weight, const std::string& name, const Qua
     for (int64_t i = 0; i < kKeptPerUnit; i += values.num_k) {
       uint32_t stored_kept[kKeptPerUnit];
       for (int64_t j = 0; j < values.num_k; ++j) stored_kept[j] = stored[kept.position[i + j]];
-      store_codes(std::span(stored_kept).first(static_cast<size_t>(values.num_k)), weight.bits,
+      store_codes(std::span(stored_kept).first(static_cast<size_t>(values.num_k)), bits,
                   line + kPlacesBytes + i / values.num_k * values.num_bytes);
     }
   }
@@ -161,6 +177,10 @@ QuantizedPanels pack_panels(const QuantizedWeight& weight, const std::string& na
     panels.format = packed_format(panels.format, weight.pattern, panels.num_groups, weight.num_in / panels.num_groups);
   }
   panels.scale_format = scale_format_of(weight.scale_dtype);
+  panels.tensor_scale = weight.tensor_scale;
+  for (size_t i = 0; i < panels.values.size() && !weight.code->values.empty(); ++i) {
+    panels.values[i] = weight.code->values[i % weight.code->values.size()];
+  }
   panels.num_out = weight.num_out;
   panels.num_panels = divide_up(weight.num_out, kPanel);
   lay_out_columns(weight, panels);
@@ -247,14 +267,10 @@ void dense_lane(WeightFormat format, const std::byte* lines, int64_t lane, std::
 }
 
 std::string weight_name(const QuantizedWeight& weight) {
-  std::string name = (weight.code_type == CodeType::fp8 ? "wfp" : "w") + std::to_string(weight.bits);
+  std::string name = code_name(weight.code, weight.bits);
   if (weight.group_size != kPerChannel) name += "g" + std::to_string(weight.group_size);
   if (!weight.symmetric) name += "z";
   return name;
-}
-
-int64_t scale_bytes(ScaleFormat format) {
-  return format == ScaleFormat::none ? 0 : format == ScaleFormat::f32 ? 4 : 2;
 }
 
 float load_scale(ScaleFormat format, const std::byte* bytes) {
@@ -263,6 +279,8 @@ float load_scale(ScaleFormat format, const std::byte* bytes) {
     std::memcpy(&value, bytes, 4);
     return value;
   }
+  if (format == ScaleFormat::e4m3) return fp8_to_float(std::to_integer<uint8_t>(*bytes));
+  if (format == ScaleFormat::e8m0) return e8m0_to_float(std::to_integer<uint8_t>(*bytes));
   uint16_t bits;
   std::memcpy(&bits, bytes, 2);
   return format == ScaleFormat::bf16 ? bf16_to_float(bits) : f16_to_float(bits);
@@ -271,6 +289,11 @@ float load_scale(ScaleFormat format, const std::byte* bytes) {
 void store_scale(ScaleFormat format, float value, std::byte* bytes) {
   if (format == ScaleFormat::f32) {
     std::memcpy(bytes, &value, 4);
+    return;
+  }
+  if (scale_bytes(format) == 1) {
+    // Kernels read no sign, and a scale may be -0.
+    *bytes = static_cast<std::byte>(format == ScaleFormat::e4m3 ? float_to_fp8(std::abs(value)) : float_to_e8m0(value));
     return;
   }
   const uint16_t bits = format == ScaleFormat::bf16 ? float_to_bf16(value) : float_to_f16(value);

@@ -1,6 +1,7 @@
 // Weights in the packed layout of linear_kernels.h, which float and integer products both read.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -19,6 +20,7 @@ namespace pare {
 struct QuantizedPanels {
   WeightFormat format = WeightFormat::int8;
   ScaleFormat scale_format = ScaleFormat::none;
+  float tensor_scale = 1.0f;
   int64_t num_out = 0;
   int64_t num_panels = 0;
   int64_t num_groups = 1;
@@ -28,6 +30,8 @@ struct QuantizedPanels {
   int64_t panel_scale_bytes = 0;      // num_groups * kPanel * bytes of a scale
   std::vector<int32_t> column_of_k;   // [num_k]
   AlignedBytes lines, scales, zeros;  // zeros: null if symmetric
+  // A table4 has its code's values here; codes of fewer bits repeat them.
+  std::array<float, kTableValues> values = {};
 
   // Returns all panels, without a bias.
   PanelRun run() const;
@@ -64,11 +68,10 @@ void dense_lane(WeightFormat format, const std::byte* lines, int64_t lane, std::
 // Returns a part of kernel names: "w4g64", "w8z", "wfp8".
 std::string weight_name(const QuantizedWeight& weight);
 
-int64_t scale_bytes(ScaleFormat format);
 float load_scale(ScaleFormat format, const std::byte* bytes);
 void store_scale(ScaleFormat format, float value, std::byte* bytes);
 
-// Returns the bits of a code of an integer format or of fp8; for 2:4, of a kept code.
+// Returns the bits of a code of an integer format, of fp8 or of table4; for 2:4, of a kept code.
 int code_bits(WeightFormat format);
 
 }  // namespace pare

@@ -25,7 +25,8 @@ StoredAs stored_as(DType dtype) {
 }
 
 StoredAs stored_as(const QuantizedWeight& weight) {
-  if (weight.code_type == CodeType::fp8) return StoredAs::fp8;
+  if (weight.code->numbers == CodeNumbers::e4m3) return StoredAs::fp8;
+  if (weight.code->numbers == CodeNumbers::table) return StoredAs::table4;
   switch (weight.bits) {
     case 8:
       return StoredAs::code8;
@@ -126,17 +127,23 @@ StoredRows kept_dense_rows(const DenseWeight& weight, StoredAs stored) {
 
 StoredRows code_rows(const QuantizedWeight& weight, StoredAs stored, bool is_kept) {
   StoredRows rows(stored, is_kept, weight.num_out, weight.num_in);
-  const bool is_fp8 = weight.code_type == CodeType::fp8;
   std::vector<uint32_t> values_I(static_cast<size_t>(weight.num_in));
   for (int64_t o = 0; o < weight.num_out; ++o) {
     const auto zero = [&](size_t i) {
-      return is_fp8 ? 0u : static_cast<uint32_t>(weight.zero(o, weight.group(static_cast<int64_t>(i))));
+      return static_cast<uint32_t>(weight.zero(o, weight.group(static_cast<int64_t>(i))));
     };
     const uint8_t* const codes_I = weight.codes_OI.data() + o * weight.num_in;
     std::copy(codes_I, codes_I + weight.num_in, values_I.begin());
     rows.store(o, values_I, zero(values_I.size() - 1), [&](size_t i) { return values_I[i] == zero(i); });
   }
   return rows;
+}
+
+// Returns the 16 values of a code with a table; none for another.
+std::vector<float> table_values(const QuantizedWeight& weight) {
+  std::vector<float> values(weight.code->numbers == CodeNumbers::table ? kTableValues : 0);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = weight.code->values[i % weight.code->values.size()];
+  return values;
 }
 
 template <typename T>
@@ -171,7 +178,7 @@ bool can_meet_codes(const WeightView& view, bool is_kept) {
   return has_kernel && view.group_of_I == nullptr && (view.group_size % unit == 0 || view.num_groups == 1);
 }
 
-constexpr const char* kStoredNames[] = {"f32", "f16", "bf16", "w8", "w4", "w3", "w2", "wfp8"};
+constexpr const char* kStoredNames[] = {"f32", "f16", "bf16", "w8", "w4", "w3", "w2", "wfp8", "wtable4"};
 
 }  // namespace
 
@@ -246,7 +253,10 @@ void CudaLinear::append_codes(Backend& backend, const QuantizedWeight& weight, P
   view.num_groups = weight.num_groups();
   part.words = uploaded<uint32_t>(backend, rows.words, resident_bytes_);
   part.places = uploaded<uint8_t>(backend, rows.places, resident_bytes_);
-  part.scales_OG = uploaded<float>(backend, weight.scales_OG, resident_bytes_);
+  std::vector<float> scales_OG = weight.scales_OG;
+  for (float& scale : scales_OG) scale /= weight.tensor_scale;
+  part.scales_OG = uploaded<float>(backend, scales_OG, resident_bytes_);
+  part.values = uploaded<float>(backend, table_values(weight), resident_bytes_);
   if (!weight.symmetric) part.zeros_OG = uploaded<uint8_t>(backend, weight.zeros_OG, resident_bytes_);
   part.group_of_I = uploaded<int32_t>(backend, weight.group_of_I, resident_bytes_);
   view.words = part.words.get();
@@ -254,6 +264,7 @@ void CudaLinear::append_codes(Backend& backend, const QuantizedWeight& weight, P
   view.scales_OG = part.scales_OG.get();
   view.zeros_OG = part.zeros_OG.get();
   view.group_of_I = part.group_of_I.get();
+  view.values = part.values.get();
 }
 
 RoundingTarget CudaLinear::rounding() const {

@@ -29,7 +29,7 @@ class CudaLinear final : public PackedLinear {
     WeightForm form;
     int64_t first_out = 0;
     Buffer<uint32_t> words;
-    Buffer<float> scales_OG, bias_O;
+    Buffer<float> scales_OG, values, bias_O;
     Buffer<uint8_t> zeros_OG, places;
     Buffer<int32_t> group_of_I;
   };

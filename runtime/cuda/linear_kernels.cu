@@ -83,13 +83,13 @@ __device__ void add_vector(const WeightView& weight, int64_t out, int64_t vector
       for (int i = 0; i < kPerQuad; ++i) {
         const int64_t place = kIsKept ? places_of_quad(places, quad) >> 2 * i & 3u : static_cast<int64_t>(i);
         const GroupGrid own = group_grid(weight, out, column + place);
-        units[i] = own.scale * unit_of<kStored>(codes[i], own.zero);
+        units[i] = own.scale * unit_of<kStored>(weight, codes[i], own.zero);
       }
       grid.scale = 1.0f;
     } else {
       if (has_scales(kStored) && quad > 0 && !is_one_group) grid = group_grid(weight, out, column);
 #pragma unroll
-      for (int i = 0; i < kPerQuad; ++i) units[i] = unit_of<kStored>(codes[i], grid.zero);
+      for (int i = 0; i < kPerQuad; ++i) units[i] = unit_of<kStored>(weight, codes[i], grid.zero);
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -209,6 +209,8 @@ void launch_linears(cudaStream_t stream, const WeightForm& form, const WeightVie
       return launch_form<StoredAs::code2>(l, form.is_kept);
     case StoredAs::fp8:
       return launch_form<StoredAs::fp8>(l, form.is_kept);
+    case StoredAs::table4:
+      return launch_form<StoredAs::table4>(l, form.is_kept);
   }
 }
 

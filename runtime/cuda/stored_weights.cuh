@@ -65,7 +65,7 @@ __device__ inline GroupGrid group_grid(const WeightView& weight, int64_t out, in
 // Returns a stored weight in units of its scale: code - zero for codes, otherwise the value. It is exact: a code below
 // 2^23 is the lowest bits of 2^23 + code.
 template <StoredAs kStored>
-__device__ float unit_of(uint32_t code, int32_t zero) {
+__device__ float unit_of(const WeightView& weight, uint32_t code, int32_t zero) {
   if constexpr (kStored == StoredAs::f32) {
     return __uint_as_float(code);
   } else if constexpr (kStored == StoredAs::f16) {
@@ -74,6 +74,8 @@ __device__ float unit_of(uint32_t code, int32_t zero) {
     return float_of_bfloat(code);
   } else if constexpr (kStored == StoredAs::fp8) {
     return float_of_fp8(code);
+  } else if constexpr (kStored == StoredAs::table4) {
+    return weight.values[code];
   } else {
     return __uint_as_float(0x4B000000u | code) - (8388608.0f + static_cast<float>(zero));
   }
@@ -97,9 +99,9 @@ __device__ float stored_weight_at(const WeightView& weight, int64_t out, int64_t
   }
   const uint32_t word = weight.words[out * weight.row_words + place / kPerWord];
   const uint32_t code = code_in_word<kStored>(word, static_cast<int>(place % kPerWord));
-  if constexpr (!has_scales(kStored)) return unit_of<kStored>(code, 0);
+  if constexpr (!has_scales(kStored)) return unit_of<kStored>(weight, code, 0);
   const GroupGrid grid = group_grid(weight, out, column);
-  return grid.scale * unit_of<kStored>(code, grid.zero);
+  return grid.scale * unit_of<kStored>(weight, code, grid.zero);
 }
 
 // W[out, column].
@@ -121,6 +123,8 @@ __device__ inline float weight_at(const WeightView& weight, int64_t out, int64_t
       return stored_weight_at<StoredAs::code2>(weight, out, column);
     case StoredAs::fp8:
       return stored_weight_at<StoredAs::fp8>(weight, out, column);
+    case StoredAs::table4:
+      return stored_weight_at<StoredAs::table4>(weight, out, column);
   }
   return 0.0f;
 }

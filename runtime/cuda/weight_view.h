@@ -8,7 +8,7 @@ namespace pare {
 // Rows are words of 32 bits, little-endian. They are padded to whole vectors of four words with zeros, or for codes
 // with the last group's zero. A word holds 1 float32, 2 values of 16 bits, 4 codes of 8 bits, 8 of 4, 10 of 3 (two bits
 // stay empty) or 16 of 2, at the places that place_in_word gives.
-enum class StoredAs : int32_t { f32, f16, bf16, code8, code4, code3, code2, fp8 };
+enum class StoredAs : int32_t { f32, f16, bf16, code8, code4, code3, code2, fp8, table4 };
 inline constexpr int64_t kVectorWords = 4;
 
 constexpr int weights_per_word(StoredAs stored) {
@@ -22,6 +22,7 @@ constexpr int weights_per_word(StoredAs stored) {
     case StoredAs::fp8:
       return 4;
     case StoredAs::code4:
+    case StoredAs::table4:
       return 8;
     case StoredAs::code3:
       return 10;
@@ -42,7 +43,7 @@ constexpr int weights_per_vector(StoredAs stored) {
 // The place of weight `index` in a word, in units of bits_of. Codes of 4 and 2 bits lie so that a mask finds four
 // neighbouring ones in the four bytes.
 constexpr int place_in_word(StoredAs stored, int index) {
-  const bool is_spread = stored == StoredAs::code4 || stored == StoredAs::code2;
+  const bool is_spread = stored == StoredAs::code4 || stored == StoredAs::table4 || stored == StoredAs::code2;
   return is_spread ? index % 4 * (weights_per_word(stored) / 4) + index / 4 : index;
 }
 
@@ -57,8 +58,9 @@ constexpr int columns_of_vector(StoredAs stored, bool is_kept) {
   return weights_per_vector(stored) * (is_kept ? 2 : 1);
 }
 
-// W[o, i] is the stored value; for codes it is scale[o, g] * (code - zero[o, g]), and for fp8 scale[o, g] * value. Here
-// g is group_of_I[i], or i / group_size if that is null. All pointers are device memory.
+// W[o, i] is the stored value; for codes it is scale[o, g] * (code - zero[o, g]), for fp8 scale[o, g] * value, and for
+// table4 scale[o, g] * values[code]. Here g is group_of_I[i], or i / group_size if that is null. All pointers are device
+// memory.
 struct WeightView {
   StoredAs stored = StoredAs::f32;
   int32_t symmetric_zero = 0;  // 2^(bits-1); for codes without zeros of their own
@@ -74,6 +76,7 @@ struct WeightView {
   const float* scales_OG = nullptr;     // null: dense
   const uint8_t* zeros_OG = nullptr;    // null: symmetric
   const int32_t* group_of_I = nullptr;  // null: columns lie in the order of their groups
+  const float* values = nullptr;        // [16], for table4
   const float* bias_O = nullptr;        // null: none
 };
 

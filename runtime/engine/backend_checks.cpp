@@ -113,8 +113,7 @@ void check_parts(std::span<const LinearWeights> parts) {
             part.name + ": expected a bias of " + std::to_string(part.num_out()) + " values, found " +
                 std::to_string(part.bias_O.size()));
     const auto* weight = std::get_if<QuantizedWeight>(&part.weight);
-    require(part.outlier_weight_OJ.empty() ||
-                (weight != nullptr && weight->code_type == CodeType::integer && weight->symmetric),
+    require(part.outlier_weight_OJ.empty() || (weight != nullptr && weight->code->is_integer() && weight->symmetric),
             "pack", part.name + ": columns in floating point need symmetric integer codes beside them");
     const int64_t num_outliers =
         part.input.outliers == OutlierRule::columns ? static_cast<int64_t>(part.input.outlier_columns.size()) : 0;

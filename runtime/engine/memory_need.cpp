@@ -46,15 +46,20 @@ int64_t packed_weight_bytes(const LinearDescription& linear, const PackScheme& s
                             bool on_host) {
   constexpr int64_t kFloatBytes = sizeof(float), kWordBits = 32, kVectorBytes = 16;
   if (scheme.input.outliers == OutlierRule::columns && !on_host) return linear.num_out * linear.num_in * kFloatBytes;
-  const int64_t bits = scheme.is_dense() ? 8 * static_cast<int64_t>(dtype_size_bytes(dense_dtype)) : scheme.bits;
-  const bool is_kept =
-      !scheme.pattern.is_dense() && (bits == 4 || bits == 8 || bits == 16) && scheme.act_order == StoredActOrder::none;
+  const int64_t bits = scheme.is_dense()     ? 8 * static_cast<int64_t>(dtype_size_bytes(dense_dtype))
+                       : scheme.is_integer() ? scheme.bits
+                                             : std::max(scheme.bits, kMaxTableBits);
+  const bool is_kept = (scheme.is_dense() || scheme.is_integer()) && !scheme.pattern.is_dense() &&
+                       (bits == 4 || bits == 8 || bits == 16) && scheme.act_order == StoredActOrder::none;
   const int64_t num_values = is_kept ? linear.num_in / 2 : linear.num_in;
   const int64_t vector_values = kVectorBytes * 8 / kWordBits * (kWordBits / bits);
   const int64_t num_vectors = (num_values + vector_values - 1) / vector_values;
   const int64_t place_bytes = is_kept ? num_vectors * vector_values / 4 : 0;
+  const bool has_small_scales = on_host && !scheme.is_dense() && scheme.code->scale_dtype;
+  const int64_t scale_bytes =
+      has_small_scales ? static_cast<int64_t>(dtype_size_bytes(*scheme.code->scale_dtype)) : kFloatBytes;
   const int64_t grid_bytes =
-      scheme.is_dense() ? 0 : scheme.num_groups(linear.num_in) * (kFloatBytes + (scheme.symmetric ? 0 : 1));
+      scheme.is_dense() ? 0 : scheme.num_groups(linear.num_in) * (scale_bytes + (scheme.symmetric ? 0 : 1));
   const int64_t order_bytes = scheme.act_order == StoredActOrder::none ? 0 : linear.num_in * kFloatBytes;
   return linear.num_out * (num_vectors * kVectorBytes + place_bytes + grid_bytes) + order_bytes;
 }

@@ -30,7 +30,7 @@ constexpr const char* kAdvice = "; write compressed-tensors' pack-quantized inst
 // Returns what the container cannot hold of the scheme; empty: nothing. No other place decides this.
 std::string scheme_problem(const PackScheme& scheme) {
   if (scheme.is_dense()) return "expected 4-bit codes, found dense weights";
-  if (scheme.code_type() != CodeType::integer) return "expected 4-bit integers, found FP8";
+  if (!scheme.is_integer()) return "expected 4-bit integers, found " + std::string(scheme.code->name);
   if (scheme.bits != kBits) return "expected 4 bits, found " + std::to_string(scheme.bits);
   if (scheme.per_tensor) return "expected scales of groups or channels, found one scale per tensor";
   if (scheme.act_order == StoredActOrder::group) return "act-order moved columns between groups";
@@ -131,7 +131,7 @@ Json value_of(const Json& config, std::initializer_list<const char*> names) {
 std::vector<OwnedTensor> pack_awq_gemm(const QuantizedWeight& weight, const std::string& module) {
   validate(weight, module);
   PackScheme scheme{.bits = weight.bits, .group_size = weight.group_size, .symmetric = weight.symmetric};
-  if (weight.code_type == CodeType::fp8) scheme.format = StoredFormat::float_quantized;
+  scheme.code = weight.code;
   if (!weight.group_of_I.empty()) scheme.act_order = StoredActOrder::group;
   for (const std::string& problem : {scheme_problem(scheme), shape_problem(weight.num_out)}) {
     if (!problem.empty()) refuse(module, problem);
@@ -276,7 +276,7 @@ class AwqGemmContainer final : public ContainerFormat {
   PackScheme adapted(PackScheme wanted) const override {
     wanted.container = kAwqGemm;
     if (wanted.act_order == StoredActOrder::weight) wanted.act_order = StoredActOrder::none;
-    if (wanted.format == StoredFormat::int_quantized) wanted.format = StoredFormat::pack_quantized;
+    wanted.layout = CodeLayout::packed;
     wanted.symmetric = false;
     return wanted;
   }

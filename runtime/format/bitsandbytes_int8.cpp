@@ -29,7 +29,7 @@ constexpr const char* kAdvice = "; write compressed-tensors' int-quantized inste
 // Returns what the container cannot hold of a weight; empty: nothing. No other place decides this.
 std::string weight_problem(const PackScheme& scheme) {
   if (scheme.is_dense()) return "its weights are dense";
-  if (scheme.code_type() != CodeType::integer) return "its codes are fp8";
+  if (!scheme.is_integer()) return "its codes are " + std::string(scheme.code->name);
   if (scheme.bits != kBits) return "expected 8 bits, found " + std::to_string(scheme.bits);
   if (!scheme.symmetric) return "its codes have zeros";
   if (scheme.group_size != kPerChannel || scheme.act_order == StoredActOrder::group) {
@@ -99,7 +99,7 @@ const Json& value_or_null(const Json& object, const char* key) {
 std::vector<OwnedTensor> pack_bitsandbytes_int8(const QuantizedWeight& weight, const std::string& module) {
   validate(weight, module);
   PackScheme scheme{.bits = weight.bits, .group_size = weight.group_size, .symmetric = weight.symmetric};
-  if (weight.code_type == CodeType::fp8) scheme.format = StoredFormat::float_quantized;
+  scheme.code = weight.code;
   if (!weight.group_of_I.empty()) scheme.act_order = StoredActOrder::group;
   if (const std::string problem = weight_problem(scheme); !problem.empty()) refuse(module, problem);
   return tensors_of(weight, module);
@@ -156,7 +156,7 @@ BitsAndBytesConfig BitsAndBytesConfig::parse(const std::string& json, const std:
   const Json& method = value_or_null(config, "quant_method");
   if (method != "bitsandbytes") fail(where, "quant_method: expected \"bitsandbytes\"" + found(method));
   if (value_or_null(config, "load_in_8bit") != true) {
-    fail(where, "load_in_8bit: not supported by this runtime: expected true (LLM.int8; NF4 and FP4 are not read)" +
+    fail(where, "load_in_8bit: not supported by this runtime: expected true (LLM.int8), or load_in_4bit" +
                     found(value_or_null(config, "load_in_8bit")));
   }
   if (value_or_null(config, "load_in_4bit") == true) {
@@ -169,7 +169,7 @@ BitsAndBytesConfig BitsAndBytesConfig::parse(const std::string& json, const std:
     fail(where, "llm_int8_threshold: expected a number of at least 0" + found(threshold));
   }
   BitsAndBytesConfig result;
-  result.scheme = {.bits = kBits, .format = StoredFormat::int_quantized, .container = std::string(kBitsAndBytes)};
+  result.scheme = {.bits = kBits, .layout = CodeLayout::bytes, .container = std::string(kBitsAndBytes)};
   result.scheme.input = {.type = InputType::int8,
                          .outliers = value > 0.0 ? OutlierRule::absolute : OutlierRule::columns,
                          .outlier_threshold = static_cast<float>(value)};
@@ -215,7 +215,7 @@ class BitsAndBytesContainer final : public ContainerFormat {
   PackScheme adapted(PackScheme wanted) const override {
     wanted.container = kBitsAndBytes;
     if (wanted.act_order == StoredActOrder::weight) wanted.act_order = StoredActOrder::none;  // not recorded
-    if (wanted.format == StoredFormat::pack_quantized) wanted.format = StoredFormat::int_quantized;
+    if (wanted.is_integer()) wanted.layout = CodeLayout::bytes;
     return wanted;
   }
   DType scale_dtype(DType) const override { return DType::F32; }

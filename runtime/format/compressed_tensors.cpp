@@ -96,11 +96,20 @@ std::vector<int32_t> unpack_group_index(const TensorView& tensor) {
 // --- the formats with one byte for each weight ---
 
 bool is_float(const PackScheme& scheme) {
-  return scheme.format == StoredFormat::float_quantized;
+  return !scheme.is_dense() && !scheme.is_integer();
 }
 
 bool is_packed(const PackScheme& scheme) {
-  return scheme.format == StoredFormat::pack_quantized;
+  return scheme.is_integer() && scheme.layout == CodeLayout::packed;
+}
+
+bool is_int_quantized(const PackScheme& scheme) {
+  return scheme.is_integer() && scheme.layout == CodeLayout::bytes;
+}
+
+// True for codes of 4 bits that are floats: two in a byte, in blocks.
+bool is_fp4(const PackScheme& scheme) {
+  return is_float(scheme) && scheme.code->block != 0;
 }
 
 std::vector<int64_t> scale_shape(const PackScheme& scheme, int64_t num_out, int64_t num_in) {
@@ -199,6 +208,62 @@ void unpack_plain_format(const PackedTensors& tensors, const PackScheme& scheme,
   if (!scheme.symmetric) weight.zeros_OG.resize(static_cast<size_t>(weight.num_out), weight.zeros_OG[0]);
 }
 
+// --- nvfp4 and mxfp4 ---
+
+constexpr int64_t kCodesPerByte = 2;
+
+std::vector<OwnedTensor> pack_fp4_format(const QuantizedWeight& weight, const PackScheme& scheme,
+                                         const std::string& module) {
+  std::vector<uint8_t> bytes(weight.codes_OI.size() / kCodesPerByte);
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<uint8_t>(weight.codes_OI[2 * i] | weight.codes_OI[2 * i + 1] << 4);
+  }
+  std::vector<OwnedTensor> tensors;
+  tensors.push_back(make_tensor<uint8_t>(tensor_name(module, kPackedSuffix), DType::U8,
+                                         {weight.num_out, weight.num_in / kCodesPerByte}, bytes));
+  tensors.push_back(pack_weight_scales(weight, module));
+  if (scheme.code->has_tensor_scale) {
+    const float scale[] = {weight.tensor_scale};
+    tensors.push_back(make_tensor<float>(tensor_name(module, kGlobalScaleSuffix), DType::F32, {1}, scale));
+  }
+  return tensors;
+}
+
+void check_fp4_tensors(const PackedTensors& tensors, const PackScheme& scheme, int64_t num_out, int64_t num_in,
+                       const std::string& module) {
+  if (num_in % scheme.code->block != 0) {
+    throw std::runtime_error("module '" + module + "': blocks of " + std::to_string(scheme.code->block) + " " +
+                             std::string(scheme.code->name) + " codes do not divide its input width " +
+                             std::to_string(num_in));
+  }
+  const FloatFormat& format = *find_float_format(scheme.code);
+  require_tensor(tensors.packed, tensor_name(module, kPackedSuffix), DType::U8, {num_out, num_in / kCodesPerByte});
+  check_scale_tensor(tensors.scale, {num_out, scheme.num_groups(num_in)}, module, kScaleSuffix, scheme.code);
+  if (scheme.code->has_tensor_scale) {
+    require_tensor(tensors.global_scale, tensor_name(module, kGlobalScaleSuffix), DType::F32, {1});
+  } else {
+    require_absent(tensors.global_scale, module, kGlobalScaleSuffix, std::string(format.format).c_str());
+  }
+  for (const auto& [tensor, suffix] : {std::pair{tensors.plain, kPlainSuffix},
+                                       {tensors.shape, kShapeSuffix},
+                                       {tensors.zero_point, kZeroPointSuffix}}) {
+    require_absent(tensor, module, suffix, std::string(format.format).c_str());
+  }
+}
+
+void unpack_fp4_format(const PackedTensors& tensors, const PackScheme& scheme, QuantizedWeight& weight) {
+  weight.codes_OI.reserve(static_cast<size_t>(weight.num_out * weight.num_in));
+  for (const uint8_t byte : code_bytes(*tensors.packed)) {
+    weight.codes_OI.push_back(byte & 0xf);
+    weight.codes_OI.push_back(byte >> 4);
+  }
+  weight.scale_dtype = *scheme.code->scale_dtype;
+  weight.scales_OG = unpack_scales(*tensors.scale, weight.scale_dtype);
+  if (scheme.code->has_tensor_scale) {
+    std::memcpy(&weight.tensor_scale, tensors.global_scale->data.data(), sizeof(weight.tensor_scale));
+  }
+}
+
 std::vector<OwnedTensor> pack_packed_format(const QuantizedWeight& weight, const std::string& module) {
   std::vector<OwnedTensor> tensors;
   tensors.push_back(pack_codes(weight, module));
@@ -218,6 +283,7 @@ std::vector<OwnedTensor> tensors_of(const StoredLinear& linear, const PackScheme
   std::vector<OwnedTensor> tensors;
   if (!scheme.is_dense()) {
     tensors = is_packed(scheme) ? pack_packed_format(linear.weight, module)
+              : is_fp4(scheme)  ? pack_fp4_format(linear.weight, scheme, module)
                                 : pack_plain_format(linear.weight, scheme, module);
   }
   append_input_tensors(linear, module, tensors);
@@ -228,7 +294,9 @@ std::vector<OwnedTensor> tensors_of(const StoredLinear& linear, const PackScheme
 
 std::vector<OwnedTensor> pack_compressed_tensors(const QuantizedWeight& weight, const std::string& module) {
   validate(weight, module);
-  if (weight.code_type != CodeType::integer) fail_scheme(module, "expected integer codes, found an FP8 weight");
+  if (!weight.code->is_integer()) {
+    fail_scheme(module, "expected codes of the kind int, found " + std::string(weight.code->name));
+  }
   return pack_packed_format(weight, module);
 }
 
@@ -269,8 +337,13 @@ void check_compressed_tensors(const PackedTensors& tensors, const PackScheme& sc
     }
   } else {
     check_scheme(scheme, module);
-    check_plain_tensors(tensors, scheme, num_out, num_in, module);
+    if (is_fp4(scheme)) {
+      check_fp4_tensors(tensors, scheme, num_out, num_in, module);
+    } else {
+      check_plain_tensors(tensors, scheme, num_out, num_in, module);
+    }
   }
+  if (!is_fp4(scheme)) require_absent(tensors.global_scale, module, kGlobalScaleSuffix, "no fp4 codes");
   if (scheme.act_order == StoredActOrder::group) {
     require_tensor(tensors.group_index, tensor_name(module, kGroupIndexSuffix), DType::I32, {num_in});
   } else {
@@ -285,7 +358,7 @@ QuantizedWeight unpack_compressed_tensors(const PackedTensors& tensors, const Pa
   QuantizedWeight weight;
   weight.num_out = num_out;
   weight.num_in = num_in;
-  weight.code_type = is_float(scheme) ? CodeType::fp8 : CodeType::integer;
+  weight.code = scheme.code;
   weight.bits = scheme.bits;
   weight.group_size = scheme.group_size;
   weight.symmetric = scheme.symmetric;
@@ -295,6 +368,8 @@ QuantizedWeight unpack_compressed_tensors(const PackedTensors& tensors, const Pa
     weight.scales_OG = unpack_scales(*tensors.scale);
     if (!scheme.symmetric) weight.zeros_OG = unpack_zeros(*tensors.zero_point, weight);
     if (scheme.act_order == StoredActOrder::group) weight.group_of_I = unpack_group_index(*tensors.group_index);
+  } else if (is_fp4(scheme)) {
+    unpack_fp4_format(tensors, scheme, weight);
   } else {
     unpack_plain_format(tensors, scheme, weight);
   }
@@ -320,8 +395,9 @@ StoredLinear unpack_compressed_linear(const PackedTensors& tensors, const PackSc
 
 namespace {
 
-constexpr std::array kSuffixes = {kPackedSuffix,     kScaleSuffix, kShapeSuffix,      kZeroPointSuffix,
-                                  kGroupIndexSuffix, kPlainSuffix, kInputScaleSuffix, kInputZeroPointSuffix};
+constexpr std::array kSuffixes = {kPackedSuffix,      kScaleSuffix,      kShapeSuffix,
+                                  kZeroPointSuffix,   kGroupIndexSuffix, kPlainSuffix,
+                                  kGlobalScaleSuffix, kInputScaleSuffix, kInputZeroPointSuffix};
 
 using Reasons = std::vector<std::string>;
 
@@ -338,12 +414,12 @@ Reasons unread_by_vllm(const PackScheme& scheme) {
   Reasons reasons;
   if (scheme.act_order == StoredActOrder::group) reasons.emplace_back(kRegrouped);
   const InputFormat& input = scheme.input;
-  if (scheme.format == StoredFormat::pack_quantized) {
+  if (is_packed(scheme)) {
     if (!input.is_plain() && !(is_dynamic_token(input) && input.symmetric)) {
       reasons.emplace_back(
           "rounded inputs with packed weights are read only if they are symmetric and have a range per token");
     }
-  } else if (scheme.format == StoredFormat::int_quantized) {
+  } else if (is_int_quantized(scheme)) {
     if (input.is_plain()) reasons.emplace_back("codes in bytes without rounded inputs are not read");
     if (scheme.bits != 8) reasons.emplace_back("codes in bytes are read only with 8 bits");
     if (scheme.group_size != kPerChannel)
@@ -365,7 +441,8 @@ Reasons unread_by_converter(const PackScheme& scheme) {
   if (scheme.input.range == InputRange::static_ && !scheme.input.is_plain()) {
     reasons.emplace_back("the tensor with the stored range of inputs is not known there");
   }
-  if (scheme.format == StoredFormat::pack_quantized) {
+  if (is_fp4(scheme)) return {"codes of the kind " + std::string(scheme.code->name) + " are not read"};
+  if (is_packed(scheme)) {
     if (scheme.group_size == kPerChannel)
       reasons.emplace_back("packed weights with one scale per channel are not read, only those in groups");
     if (32 % scheme.bits != 0) {
@@ -389,7 +466,7 @@ class CompressedTensorsContainer final : public ContainerFormat {
   std::vector<std::string> unread_by(Engine engine, const PackScheme& scheme) const override {
     switch (engine) {
       case Engine::transformers_experts:
-        return scheme.format == StoredFormat::pack_quantized || scheme.format == StoredFormat::float_quantized
+        return is_packed(scheme) || (is_float(scheme) && !is_fp4(scheme))
                    ? std::vector<std::string>()
                    : std::vector<std::string>{std::string(kExpertFormats)};
       case Engine::transformers:
@@ -405,16 +482,16 @@ class CompressedTensorsContainer final : public ContainerFormat {
   }
   // vLLM's Humming kernels multiply other codes.
   bool runs_on_marlin(const PackScheme& scheme) const override {
-    return scheme.format == StoredFormat::pack_quantized &&
-           (scheme.bits == 4 || (scheme.bits == 8 && scheme.symmetric));
+    return is_packed(scheme) && (scheme.bits == 4 || (scheme.bits == 8 && scheme.symmetric));
   }
 
   // Codes are packed, except where engines expect them in bytes: 8 bits with rounded inputs. Packed codes have no place
   // for a single scale, and plain bytes none for the group of a column.
   PackScheme adapted(PackScheme wanted) const override {
     wanted.container = kCompressedTensors;
+    if (!wanted.is_integer()) wanted.layout = CodeLayout::packed;
     const bool is_w8a8 = wanted.bits == 8 && !wanted.input.is_plain() && wanted.act_order != StoredActOrder::group;
-    if (is_packed(wanted) && (wanted.per_tensor || is_w8a8)) wanted.format = StoredFormat::int_quantized;
+    if (is_packed(wanted) && (wanted.per_tensor || is_w8a8)) wanted.layout = CodeLayout::bytes;
     return wanted;
   }
 
@@ -439,23 +516,31 @@ class CompressedTensorsContainer final : public ContainerFormat {
             .zero_point = part(kZeroPointSuffix),
             .group_index = part(kGroupIndexSuffix),
             .plain = part(kPlainSuffix),
+            .global_scale = part(kGlobalScaleSuffix),
             .input_scale = part(kInputScaleSuffix),
             .input_zero_point = part(kInputZeroPointSuffix)};
   }
 
   std::string why_not(const PackScheme& scheme) const override {
     if (std::string problem = compressed_tensors_problem(scheme); !problem.empty()) return problem;
-    if (scheme.format != StoredFormat::int_quantized || scheme.bits == 8) return "";
+    if (!is_int_quantized(scheme) || scheme.bits == 8) return "";
     // A reader takes them, but they would fill 8 bits each.
     return std::string(scheme.per_tensor ? "one scale per tensor" : "int-quantized") +
            " takes a byte for each weight: expected 8 bits, found " + std::to_string(scheme.bits) +
            (scheme.per_tensor ? " bits; have one scale per channel" : " bits; use pack-quantized");
+  }
+  std::string why_not_shape(const PackScheme& scheme, int64_t, int64_t num_in) const override {
+    if (!is_fp4(scheme) || num_in % scheme.code->block == 0) return "";
+    return "expected a multiple of " + std::to_string(scheme.code->block) + " inputs, found " + std::to_string(num_in);
   }
   int64_t size_bytes(const PackScheme& scheme, int64_t num_out, int64_t num_in,
                      const StoredExtent& extent) const override {
     int64_t bytes = input_tensor_bytes(scheme.input, extent.input_scale_dtype);
     if (scheme.is_dense()) return bytes;
     const int64_t num_groups = scheme.num_groups(num_in);
+    if (is_fp4(scheme)) {
+      return bytes + num_out * (num_in / kCodesPerByte + num_groups) + (scheme.code->has_tensor_scale ? 4 : 0);
+    }
     const int64_t num_scales = scheme.per_tensor ? 1 : num_out * num_groups;
     bytes += num_scales * static_cast<int64_t>(dtype_size_bytes(extent.scale_dtype));
     if (!is_packed(scheme)) return bytes + num_out * num_in + (scheme.symmetric ? 0 : num_scales);

@@ -16,6 +16,10 @@
 //   weight            I8 or F8_E4M3 [O, I]       the package's signed code, ours - 2^(bits-1), or the E4M3 pattern
 //   weight_scale      BF16, F16 or F32 [O, G]    or [1] per tensor
 //   weight_zero_point I8, as weight_scale        asymmetric integers only: the signed zero
+// Formats "nvfp4-pack-quantized" and "mxfp4-pack-quantized" (compressors/{nvfp4,mxfp4}/base.py):
+//   weight_packed       U8 [O, I/2]              two E2M1 codes to a byte, the first in the lower half
+//   weight_scale        F8_E4M3 or U8 [O, G]     one for each block; the U8 are E8M0
+//   weight_global_scale F32 [1]                  nvfp4 only: block scales are divided by it
 // Format "dense" (inputs alone are quantized; "weights" is null in the config):
 //   weight            F32, F16 or BF16 [O, I]    unchanged
 // Any format with static input activations: input_scale and input_zero_point (scale_tensors.h).
@@ -47,6 +51,18 @@ inline constexpr std::string_view kShapeSuffix = ".weight_shape";
 inline constexpr std::string_view kZeroPointSuffix = ".weight_zero_point";
 inline constexpr std::string_view kGroupIndexSuffix = ".weight_g_idx";
 inline constexpr std::string_view kPlainSuffix = ".weight";
+inline constexpr std::string_view kGlobalScaleSuffix = ".weight_global_scale";
+
+// This is what the container says of codes that are floats.
+struct FloatFormat {
+  const WeightCode* code;
+  std::string_view format;       // the group's "format"
+  std::string_view strategy;     // of weights in blocks; empty: channel or tensor
+  std::string_view scale_dtype;  // as the config spells it; empty: it is not said
+};
+std::span<const FloatFormat> float_formats();
+// Returns the code's row, or null.
+const FloatFormat* find_float_format(const WeightCode* code);
 
 // Returns the tensors of `module` as pack-quantized without input activations. Throws std::runtime_error if the weight
 // is invalid (see validate), and std::invalid_argument if weight.scale_dtype does not represent a scale exactly.
@@ -65,6 +81,7 @@ struct PackedTensors {
   const TensorView* zero_point = nullptr;
   const TensorView* group_index = nullptr;
   const TensorView* plain = nullptr;
+  const TensorView* global_scale = nullptr;
   const TensorView* input_scale = nullptr;
   const TensorView* input_zero_point = nullptr;
 };

@@ -26,32 +26,34 @@ const char* act_order_name(StoredActOrder order) {
   return order == StoredActOrder::group ? "group" : "weight";
 }
 
-std::string_view format_name(StoredFormat format) {
-  switch (format) {
-    case StoredFormat::pack_quantized:
-      return "pack-quantized";
-    case StoredFormat::int_quantized:
-      return "int-quantized";
-    case StoredFormat::float_quantized:
-      return "float-quantized";
-    case StoredFormat::dense:
-      return "dense";
-  }
-  throw std::invalid_argument("quantization_config: a format that compressed-tensors does not have");
+constexpr std::string_view kDenseFormat = "dense";
+constexpr std::string_view kPackFormat = "pack-quantized";
+constexpr std::string_view kBytesFormat = "int-quantized";
+
+// Takes schemes without a problem.
+std::string_view format_name(const PackScheme& scheme) {
+  if (scheme.is_dense()) return kDenseFormat;
+  if (!scheme.is_integer()) return find_float_format(scheme.code)->format;
+  return scheme.layout == CodeLayout::packed ? kPackFormat : kBytesFormat;
 }
 
 OrderedJson weights_json(const PackScheme& scheme) {
-  if (scheme.format == StoredFormat::dense) return nullptr;
+  if (scheme.is_dense()) return nullptr;
+  const FloatFormat* const floats = find_float_format(scheme.code);
   OrderedJson weights;
   weights["num_bits"] = scheme.bits;
-  weights["type"] = scheme.format == StoredFormat::float_quantized ? "float" : "int";
+  weights["type"] = floats != nullptr ? "float" : "int";
   weights["symmetric"] = scheme.symmetric;
-  weights["strategy"] = scheme.per_tensor ? "tensor" : scheme.group_size == kPerChannel ? "channel" : "group";
+  weights["strategy"] = scheme.per_tensor                                ? "tensor"
+                        : scheme.group_size == kPerChannel               ? "channel"
+                        : floats != nullptr && !floats->strategy.empty() ? floats->strategy
+                                                                         : "group";
   weights["group_size"] = scheme.group_size == kPerChannel ? OrderedJson() : OrderedJson(scheme.group_size);
   weights["block_structure"] = nullptr;
   weights["dynamic"] = false;
   weights["actorder"] =
       scheme.act_order == StoredActOrder::none ? OrderedJson() : OrderedJson(act_order_name(scheme.act_order));
+  if (floats != nullptr && !floats->scale_dtype.empty()) weights["scale_dtype"] = floats->scale_dtype;
   weights["observer"] = nullptr;
   weights["observer_kwargs"] = OrderedJson::object();
   return weights;
@@ -148,8 +150,8 @@ std::vector<std::string> read_strings(const Json& value, const std::string& wher
 void read_strategy(const Json& weights, const std::string& where, const std::string& key, PackScheme& scheme) {
   const Json& group_size = value_or_null(weights, "group_size");
   const Json& strategy = value_or_null(weights, "strategy");
-  const bool is_packed = scheme.format == StoredFormat::pack_quantized;
-  const bool is_float = scheme.format == StoredFormat::float_quantized;
+  const bool is_packed = scheme.is_integer() && scheme.layout == CodeLayout::packed;
+  const bool is_float = !scheme.is_integer();
   const bool is_positive = group_size.is_number_unsigned() && group_size.get<uint64_t>() > 0 &&
                            group_size.get<uint64_t>() <= uint64_t{1} << 31;
   const bool is_none = group_size.is_null() || (group_size.is_number_integer() && group_size.get<int64_t>() == -1);
@@ -157,6 +159,19 @@ void read_strategy(const Json& weights, const std::string& where, const std::str
     fail(where, key + ".group_size", "expected a positive size or null" + found(group_size));
   std::string name = strategy.is_string() ? strategy.get<std::string>() : "";
   if (strategy.is_null()) name = is_positive ? "group" : group_size.is_null() ? "tensor" : "channel";
+  if (const int64_t block = scheme.code->block; block != 0) {
+    const FloatFormat& row = *find_float_format(scheme.code);
+    if (name != row.strategy) {
+      fail_unsupported(where, key + ".strategy", strategy, "\"" + std::string(row.strategy) + "\"");
+    }
+    if (group_size != block) fail_unsupported(where, key + ".group_size", group_size, std::to_string(block));
+    const Json& scale_dtype = value_or_null(weights, "scale_dtype");
+    if (!scale_dtype.is_null() && scale_dtype != row.scale_dtype) {
+      fail_unsupported(where, key + ".scale_dtype", scale_dtype, "\"" + std::string(row.scale_dtype) + "\"");
+    }
+    scheme.group_size = block;
+    return;
+  }
   if (name == "group" && !is_float) {
     if (!is_positive)
       fail(where, key + ".group_size", "the strategy \"group\" needs a positive size" + found(group_size));
@@ -208,30 +223,33 @@ bool is_float_type(const Json& arguments, const std::string& where, const std::s
   return true;
 }
 
-// `format` is the group's own, or the file's. naive-quantized is the package's name for the plain formats without input
-// activations; their tensors are the same.
-StoredFormat read_format(const Json& format, bool is_float, const std::string& where, const std::string& key) {
-  for (const StoredFormat known : {StoredFormat::pack_quantized, StoredFormat::int_quantized,
-                                   StoredFormat::float_quantized, StoredFormat::dense}) {
-    if (format == format_name(known)) return known;
+// Returns the code and the layout of a format, in a scheme. `format` is the group's own, or the file's. naive-quantized
+// is the package's name for the plain formats without input activations; their tensors are the same.
+PackScheme read_format(const Json& format, bool is_float, const std::string& where, const std::string& key) {
+  const PackScheme bytes{.layout = CodeLayout::bytes}, fp8{.code = &kFp8Code};
+  if (format == kDenseFormat) return dense_scheme();
+  if (format == kPackFormat) return {};
+  if (format == kBytesFormat) return bytes;
+  if (format == kNaiveFormat) return is_float ? fp8 : bytes;
+  std::string known = "\"pack-quantized\", \"int-quantized\", ";
+  for (const FloatFormat& row : float_formats()) {
+    if (format == row.format) return {.code = row.code};
+    known += "\"" + std::string(row.format) + "\", ";
   }
-  if (format == kNaiveFormat) return is_float ? StoredFormat::float_quantized : StoredFormat::int_quantized;
-  fail_unsupported(where, key, format,
-                   "\"pack-quantized\", \"int-quantized\", \"float-quantized\", \"naive-quantized\" or \"dense\"");
+  fail_unsupported(where, key, format, known + "\"naive-quantized\" or \"dense\"");
 }
 
 void read_weights(const Json& weights, const std::string& where, const std::string& key, PackScheme& scheme) {
   const Json& bits = value_or_null(weights, "num_bits");
   const Json& dynamic = value_or_null(weights, "dynamic");
   const Json& blocks = value_or_null(weights, "block_structure");
-  const bool is_float = scheme.format == StoredFormat::float_quantized;
+  const bool is_float = !scheme.is_integer();
   if (is_float_type(weights, where, key) != is_float) {
-    fail_unsupported(
-        where, key + ".type", value_or_null(weights, "type"),
-        std::string(is_float ? "\"float\"" : "\"int\"") + " for " + std::string(format_name(scheme.format)));
+    fail_unsupported(where, key + ".type", value_or_null(weights, "type"),
+                     std::string(is_float ? "\"float\"" : "\"int\"") + " for " + std::string(format_name(scheme)));
   }
-  if (is_float ? bits != 8 : (bits != 2 && bits != 3 && bits != 4 && bits != 8)) {
-    fail_unsupported(where, key + ".num_bits", bits, is_float ? "8" : "2, 3, 4 or 8");
+  if (!bits.is_number_unsigned() || bits.get<uint64_t>() > kDenseBits || !scheme.code->has_width(bits.get<int>())) {
+    fail_unsupported(where, key + ".num_bits", bits, widths_text(*scheme.code));
   }
   if (!dynamic.is_null() && dynamic != false) fail_unsupported(where, key + ".dynamic", dynamic, "false");
   if (!blocks.is_null()) fail_unsupported(where, key + ".block_structure", blocks, "null");
@@ -284,23 +302,19 @@ ConfigGroup read_group(const Json& group, const Json& file_format, const std::st
   const Json& own_format = value_or_null(group, "format");
   if (!weights.is_null()) check_argument_keys(weights, where, key + ".weights");
   const bool is_float = !weights.is_null() && is_float_type(weights, where, key + ".weights");
-  result.scheme.format = own_format.is_null() ? read_format(file_format, is_float, where, "format")
-                                              : read_format(own_format, is_float, where, key + ".format");
+  result.scheme = own_format.is_null() ? read_format(file_format, is_float, where, "format")
+                                       : read_format(own_format, is_float, where, key + ".format");
   if (!own_format.is_null() && file_format != kMixedFormat && own_format != file_format) {
     fail_unsupported(where, "format", file_format,
                      json_text(own_format) + ", as " + key + " says, or \"mixed-precision\"");
   }
   // Groups whose inputs alone are quantized have the format "dense", and no others have it.
-  if (weights.is_null() != (result.scheme.format == StoredFormat::dense)) {
+  if (weights.is_null() != result.scheme.is_dense()) {
     fail_unsupported(
         where, key + ".weights", weights,
         weights.is_null() ? "quantized weights, or the format \"dense\"" : "null with the format \"dense\"");
   }
-  if (weights.is_null()) {
-    result.scheme.bits = kDenseBits;
-  } else {
-    read_weights(weights, where, key + ".weights", result.scheme);
-  }
+  if (!weights.is_null()) read_weights(weights, where, key + ".weights", result.scheme);
   result.scheme.input = read_activations(value_or_null(group, "input_activations"), where, key + ".input_activations");
   const std::string problem = compressed_tensors_problem(result.scheme);
   if (!problem.empty()) fail(where, key, "not supported by this runtime: " + problem);
@@ -373,11 +387,24 @@ class NamePatterns {
 
 }  // namespace
 
+std::span<const FloatFormat> float_formats() {
+  static const FloatFormat kRows[] = {{&kFp8Code, "float-quantized", "", ""},
+                                      {&kNvfp4Code, "nvfp4-pack-quantized", "tensor_group", "torch.float8_e4m3fn"},
+                                      {&kMxfp4Code, "mxfp4-pack-quantized", "group", "torch.uint8"}};
+  return kRows;
+}
+
+const FloatFormat* find_float_format(const WeightCode* code) {
+  const std::span<const FloatFormat> rows = float_formats();
+  const auto row = std::find_if(rows.begin(), rows.end(), [&](const FloatFormat& known) { return known.code == code; });
+  return row == rows.end() ? nullptr : &*row;
+}
+
 std::string compressed_tensors_problem(const PackScheme& scheme) {
-  const bool is_float = scheme.format == StoredFormat::float_quantized;
-  const bool is_packed = scheme.format == StoredFormat::pack_quantized;
+  const bool is_float = !scheme.is_integer();
+  const bool is_packed = scheme.is_integer() && scheme.layout == CodeLayout::packed;
   const InputFormat& input = scheme.input;
-  if (scheme.format == StoredFormat::dense) {
+  if (scheme.is_dense()) {
     if (scheme.bits != kDenseBits || scheme.group_size != kPerChannel || scheme.per_tensor || !scheme.symmetric ||
         scheme.act_order != StoredActOrder::none) {
       return "dense weights have neither bits nor groups nor zeros nor an order of columns";
@@ -386,15 +413,25 @@ std::string compressed_tensors_problem(const PackScheme& scheme) {
     if (input.type == InputType::fp8 && !input.symmetric) return "float input activations: expected symmetric";
     return input.has_outliers() ? "input activations: this container cannot hold outliers" : "";
   }
-  if (scheme.bits != 2 && scheme.bits != 3 && scheme.bits != 4 && scheme.bits != 8) {
-    return "expected 2, 3, 4 or 8 bits, found " + std::to_string(scheme.bits) + " bits";
+  if (is_float && find_float_format(scheme.code) == nullptr) {
+    return "it holds no codes of the kind " + std::string(scheme.code->name);
+  }
+  if (!scheme.code->has_width(scheme.bits)) {
+    return std::string(is_float ? "float weights: " : "") + "expected " + widths_text(*scheme.code) + " bits, found " +
+           std::to_string(scheme.bits) + " bits";
   }
   if (scheme.group_size != kPerChannel && scheme.group_size <= 0) {
     return "expected a positive group size, found " + std::to_string(scheme.group_size);
   }
-  if (is_float && (scheme.bits != 8 || scheme.group_size != kPerChannel || !scheme.symmetric)) {
-    return "float weights: expected 8 bits, symmetric, one scale per channel or tensor";
+  const int64_t block = scheme.code->block;
+  if (is_float && (scheme.group_size != (block == 0 ? kPerChannel : block) || !scheme.symmetric)) {
+    return "float weights: expected them symmetric, with " +
+           (block == 0 ? "one scale per channel or tensor" : "one scale for " + std::to_string(block) + " columns");
   }
+  if (block != 0 && (scheme.per_tensor || scheme.act_order == StoredActOrder::group)) {
+    return "float weights in blocks: expected neither one scale per tensor nor another order of columns";
+  }
+  if (block != 0 && !input.is_plain()) return "float weights in blocks: expected inputs that are not rounded";
   if (scheme.per_tensor && (is_packed || scheme.group_size != kPerChannel)) {
     return "one scale per tensor: expected int-quantized or float-quantized without groups";
   }
@@ -419,8 +456,8 @@ std::string quantization_config_json(std::span<const StoredModule> modules, std:
     entry["weights"] = weights_json(group.scheme);
     entry["input_activations"] = activations_json(group.scheme.input);
     entry["output_activations"] = nullptr;
-    entry["format"] = format_name(group.scheme.format);
-    formats.insert(format_name(group.scheme.format));
+    entry["format"] = format_name(group.scheme);
+    formats.insert(format_name(group.scheme));
     groups["group_" + std::to_string(groups.size())] = std::move(entry);
   }
   OrderedJson config;

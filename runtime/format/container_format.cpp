@@ -6,6 +6,7 @@
 
 #include "runtime/format/awq_gemm.h"
 #include "runtime/format/bitsandbytes_int8.h"
+#include "runtime/format/bitsandbytes_nf4.h"
 #include "runtime/format/compressed_tensors.h"
 #include "runtime/format/pare_int8.h"
 #include "runtime/format/pare_sparse24.h"
@@ -14,15 +15,16 @@ namespace pare {
 namespace {
 
 std::vector<const ContainerFormat*>& table() {
+  // The first one that recognizes a configuration reads it: bitsandbytes reads what bitsandbytes-nf4 does not.
   static std::vector<const ContainerFormat*> rows = {&compressed_tensors_container(), &awq_gemm_container(),
-                                                     &bitsandbytes_int8_container(), &pare_int8_container(),
-                                                     &pare_sparse24_container()};
+                                                     &bitsandbytes_nf4_container(),   &bitsandbytes_int8_container(),
+                                                     &pare_int8_container(),          &pare_sparse24_container()};
   return rows;
 }
 
-std::string description(int bits, int64_t group_size, bool symmetric, CodeType code_type) {
+std::string description(int bits, int64_t group_size, bool symmetric) {
   return std::to_string(bits) + " bits in groups of " + std::to_string(group_size) +
-         (symmetric ? ", symmetric" : ", asymmetric") + (code_type == CodeType::fp8 ? ", FP8" : "");
+         (symmetric ? ", symmetric" : ", asymmetric");
 }
 
 // Returns a view of dense_OI.
@@ -101,14 +103,13 @@ void require_agreement(const StoredLinear& linear, const PackScheme& scheme, con
   }
   if (!linear.dense_OI.empty()) fail_agreement(module, "expected codes, found dense values");
   validate(weight, module);
-  if (weight.code_type != scheme.code_type()) {
-    fail_agreement(module, weight.code_type == CodeType::fp8 ? "expected integer codes, found an FP8 weight"
-                                                             : "expected an FP8 weight, found integer codes");
+  if (weight.code != scheme.code) {
+    fail_agreement(module, "expected codes of the kind " + std::string(scheme.code->name) + ", found " +
+                               std::string(weight.code->name));
   }
   if (weight.bits != scheme.bits || weight.group_size != scheme.group_size || weight.symmetric != scheme.symmetric) {
-    fail_agreement(module,
-                   "expected " + description(scheme.bits, scheme.group_size, scheme.symmetric, scheme.code_type()) +
-                       ", found " + description(weight.bits, weight.group_size, weight.symmetric, weight.code_type));
+    fail_agreement(module, "expected " + description(scheme.bits, scheme.group_size, scheme.symmetric) + ", found " +
+                               description(weight.bits, weight.group_size, weight.symmetric));
   }
   if (weight.group_of_I.empty() != (scheme.act_order != StoredActOrder::group)) {
     fail_agreement(module, "group_of_I and the act-order \"group\" go together");

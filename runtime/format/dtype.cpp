@@ -17,10 +17,10 @@ struct DTypeEntry {
   size_t size_bytes;
 };
 
-constexpr DTypeEntry kDTypes[] = {{DType::F32, "F32", 4},   {DType::F16, "F16", 2},        {DType::BF16, "BF16", 2},
-                                  {DType::F64, "F64", 8},   {DType::I8, "I8", 1},          {DType::U8, "U8", 1},
-                                  {DType::I16, "I16", 2},   {DType::I32, "I32", 4},        {DType::I64, "I64", 8},
-                                  {DType::BOOL, "BOOL", 1}, {DType::F8_E4M3, "F8_E4M3", 1}};
+constexpr DTypeEntry kDTypes[] = {
+    {DType::F32, "F32", 4}, {DType::F16, "F16", 2},   {DType::BF16, "BF16", 2},       {DType::F64, "F64", 8},
+    {DType::I8, "I8", 1},   {DType::U8, "U8", 1},     {DType::I16, "I16", 2},         {DType::I32, "I32", 4},
+    {DType::I64, "I64", 8}, {DType::BOOL, "BOOL", 1}, {DType::F8_E4M3, "F8_E4M3", 1}, {DType::F8_E8M0, "F8_E8M0", 1}};
 
 const DTypeEntry& entry_of(DType dtype) {
   for (const DTypeEntry& entry : kDTypes) {
@@ -87,17 +87,34 @@ void floats_to_f16(const float* source, int64_t count, std::byte* out) {
   }
 }
 
+// Scales of blocks: there are few of them.
+void bytes_to_floats(float (*convert)(uint8_t), const std::byte* source, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = convert(std::to_integer<uint8_t>(source[i]));
+}
+
+void floats_to_bytes(uint8_t (*convert)(float), const float* source, int64_t count, std::byte* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<std::byte>(convert(source[i]));
+}
+
 void convert_chunk_to_float(DType dtype, const std::byte* source, int64_t count, float* out) {
   if (dtype == DType::F32) std::memcpy(out, source, static_cast<size_t>(count) * 4);
   if (dtype == DType::BF16) bf16_to_floats(source, count, out);
   if (dtype == DType::F16) f16_to_floats(source, count, out);
   if (dtype == DType::F64) f64_to_floats(source, count, out);
+  if (dtype == DType::F8_E4M3) bytes_to_floats(fp8_to_float, source, count, out);
+  if (dtype == DType::F8_E8M0) bytes_to_floats(e8m0_to_float, source, count, out);
 }
 
 void convert_chunk_from_float(DType dtype, const float* source, int64_t count, std::byte* out) {
   if (dtype == DType::F32) std::memcpy(out, source, static_cast<size_t>(count) * 4);
   if (dtype == DType::BF16) floats_to_bf16(source, count, out);
   if (dtype == DType::F16) floats_to_f16(source, count, out);
+  if (dtype == DType::F8_E4M3) floats_to_bytes(float_to_fp8, source, count, out);
+  if (dtype == DType::F8_E8M0) floats_to_bytes(float_to_e8m0, source, count, out);
+}
+
+bool is_small_float(DType dtype) {
+  return dtype == DType::F8_E4M3 || dtype == DType::F8_E8M0;
 }
 
 void check_sizes(DType dtype, size_t num_bytes, size_t num_elements) {
@@ -180,16 +197,31 @@ uint8_t float_to_fp8(float value) {
   return static_cast<uint8_t>(sign | std::min(rounded >> 20, 0x7eu));
 }
 
+float e8m0_to_float(uint8_t bits) {
+  if (bits == 0xff) return std::bit_cast<float>(0x7fc00000u);
+  // The smallest is a subnormal float32.
+  return std::bit_cast<float>(bits == 0 ? 0x400000u : static_cast<uint32_t>(bits) << 23);
+}
+
+uint8_t float_to_e8m0(float value) {
+  if (!(value >= 0.0f)) return 0xff;
+  // Below 2^-126 the exponent's bits are 0, as those of 2^-127.
+  return static_cast<uint8_t>(std::min((std::bit_cast<uint32_t>(value) & 0x7fffffffu) >> 23, 0xfeu));
+}
+
 float round_to(float value, DType dtype) {
   if (dtype == DType::F32) return value;
   if (dtype == DType::BF16) return bf16_to_float(float_to_bf16(value));
   if (dtype == DType::F16) return f16_to_float(float_to_f16(value));
-  throw std::invalid_argument("round_to: expected F32, F16 or BF16, found " + std::string(dtype_name(dtype)));
+  if (dtype == DType::F8_E4M3) return fp8_to_float(float_to_fp8(value));
+  if (dtype == DType::F8_E8M0) return e8m0_to_float(float_to_e8m0(value));
+  throw std::invalid_argument("round_to: expected F32, F16, BF16, F8_E4M3 or F8_E8M0, found " +
+                              std::string(dtype_name(dtype)));
 }
 
 void convert_to_float(DType dtype, std::span<const std::byte> source, std::span<float> out) {
-  if (dtype != DType::F32 && dtype != DType::F16 && dtype != DType::BF16 && dtype != DType::F64) {
-    throw std::invalid_argument("conversion to float32: expected F32, F16, BF16 or F64, found " +
+  if (!is_float_dtype(dtype) && dtype != DType::F64 && !is_small_float(dtype)) {
+    throw std::invalid_argument("conversion to float32: expected F32, F16, BF16, F64, F8_E4M3 or F8_E8M0, found " +
                                 std::string(dtype_name(dtype)));
   }
   check_sizes(dtype, source.size(), out.size());
@@ -203,8 +235,8 @@ void convert_to_float(DType dtype, std::span<const std::byte> source, std::span<
 }
 
 void convert_from_float(DType dtype, std::span<const float> source, std::span<std::byte> out) {
-  if (dtype != DType::F32 && dtype != DType::F16 && dtype != DType::BF16) {
-    throw std::invalid_argument("conversion from float32: expected F32, F16 or BF16, found " +
+  if (!is_float_dtype(dtype) && !is_small_float(dtype)) {
+    throw std::invalid_argument("conversion from float32: expected F32, F16, BF16, F8_E4M3 or F8_E8M0, found " +
                                 std::string(dtype_name(dtype)));
   }
   check_sizes(dtype, out.size(), source.size());

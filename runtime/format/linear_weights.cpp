@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <numeric>
 #include <stdexcept>
 
@@ -25,7 +26,7 @@ void check_size(const std::string& name, const char* what, size_t found, int64_t
 }
 
 void check_codes(const QuantizedWeight& weight, const std::string& name) {
-  if (weight.code_type == CodeType::fp8) {
+  if (weight.code->numbers == CodeNumbers::e4m3) {
     const auto nan = std::find_if(weight.codes_OI.begin(), weight.codes_OI.end(),
                                   [](uint8_t code) { return (code & 0x7F) == 0x7F; });
     if (nan == weight.codes_OI.end()) return;
@@ -93,8 +94,8 @@ void check_pattern(const QuantizedWeight& weight, const std::string& name) {
   const int64_t index = first_violation(weight.pattern, weight.num_out, width, [&](int64_t row, auto& kept_I) {
     const uint8_t* const codes_I = weight.codes_OI.data() + row * width;
     const int64_t group_width = weight.group_size == kPerChannel ? width : weight.group_size;
-    if (weight.code_type == CodeType::fp8) {
-      for (int64_t i = 0; i < width; ++i) kept_I[i] = (codes_I[i] & 0x7F) != 0;
+    if (!weight.code->is_integer()) {
+      for (int64_t i = 0; i < width; ++i) kept_I[i] = weight.code->value(codes_I[i]) != 0.0f;
     } else if (!weight.group_of_I.empty()) {
       for (int64_t i = 0; i < width; ++i) kept_I[i] = codes_I[i] != weight.zero(row, weight.group_of_I[i]);
     } else {
@@ -107,9 +108,10 @@ void check_pattern(const QuantizedWeight& weight, const std::string& name) {
   if (index >= 0) fail(name, violation_text(weight.pattern, index / width, index % width));
 }
 
-void check_scales(const std::string& name, std::span<const float> scales_OG, int64_t num_groups) {
-  for (size_t i = 0; i < scales_OG.size(); ++i) {
-    const float scale = scales_OG[i];
+void check_scales(const QuantizedWeight& weight, const std::string& name) {
+  const int64_t num_groups = weight.num_groups();
+  for (size_t i = 0; i < weight.scales_OG.size(); ++i) {
+    const float scale = weight.scales_OG[i] / weight.tensor_scale;
     if (std::isfinite(scale) && scale >= 0.0f) continue;
     const auto index = static_cast<int64_t>(i);
     fail(name, "scale " + std::to_string(scale) + " at " + place(index / num_groups, index % num_groups) +
@@ -117,9 +119,34 @@ void check_scales(const std::string& name, std::span<const float> scales_OG, int
   }
 }
 
-void check_scale_dtype(const std::string& name, DType dtype) {
-  if (is_float_dtype(dtype)) return;
-  fail(name, "expected scales of F32, F16 or BF16, found " + std::string(dtype_name(dtype)));
+void check_scale_dtype(const std::string& name, const WeightCode& code, DType dtype) {
+  if (code.scale_dtype ? dtype == *code.scale_dtype : is_float_dtype(dtype)) return;
+  fail(name, "expected scales of " +
+                 (code.scale_dtype ? std::string(dtype_name(*code.scale_dtype)) : "F32, F16 or BF16") + ", found " +
+                 std::string(dtype_name(dtype)));
+}
+
+// Checks what the code's row says of the weight as a whole.
+void check_code(const QuantizedWeight& weight, const std::string& name) {
+  const WeightCode& code = *weight.code;
+  if (!code.has_width(weight.bits)) {
+    fail(name, "expected " + widths_text(code) + " bits" + (code.is_integer() ? "" : " of " + std::string(code.name)) +
+                   ", found " + std::to_string(weight.bits));
+  }
+  if (!code.is_integer() && !weight.symmetric) fail(name, std::string(code.name) + " codes have no zeros, found some");
+  if (code.block != 0 && weight.group_size != code.block) {
+    fail(name, std::string(code.name) + " codes have one scale for " + std::to_string(code.block) +
+                   " columns, found groups of " + std::to_string(weight.group_size));
+  }
+  // Kernels multiply by its inverse, which must not be 0, infinite or inexact.
+  const bool is_usable =
+      weight.tensor_scale > 0.0f && std::isnormal(weight.tensor_scale) && std::isnormal(1.0f / weight.tensor_scale);
+  if (code.has_tensor_scale ? is_usable : weight.tensor_scale == 1.0f) return;
+  char found[32];
+  std::snprintf(found, sizeof(found), "%g", static_cast<double>(weight.tensor_scale));
+  fail(name, std::string("expected ") +
+                 (code.has_tensor_scale ? "a positive scale from 1.2e-38 to 8.5e+37" : "no scale") +
+                 " of the whole weight, found " + found);
 }
 
 int64_t checked_size(const std::string& name, int64_t num_out, int64_t num_in) {
@@ -163,19 +190,13 @@ std::vector<uint8_t> shift_codes(std::span<const uint8_t> codes, int offset) {
 }
 
 void validate(const QuantizedWeight& weight, const std::string& name) {
-  if (weight.bits != 2 && weight.bits != 3 && weight.bits != 4 && weight.bits != 8) {
-    fail(name, "expected 2, 3, 4 or 8 bits, found " + std::to_string(weight.bits));
-  }
-  if (weight.code_type == CodeType::fp8 && (weight.bits != 8 || !weight.symmetric)) {
-    fail(name, "fp8 codes have 8 bits and no zeros, found " + std::to_string(weight.bits) + " bits" +
-                   (weight.symmetric ? "" : " and zeros"));
-  }
+  check_code(weight, name);
   const int64_t num_codes = checked_size(name, weight.num_out, weight.num_in);
   if (weight.group_size != kPerChannel && (weight.group_size <= 0 || weight.num_in % weight.group_size != 0)) {
     fail(name, "group size " + std::to_string(weight.group_size) + " does not divide the input width " +
                    std::to_string(weight.num_in));
   }
-  check_scale_dtype(name, weight.scale_dtype);
+  check_scale_dtype(name, *weight.code, weight.scale_dtype);
   const int64_t num_groups = weight.num_groups();
   const int64_t num_scales = weight.num_out * num_groups;
   check_size(name, "codes", weight.codes_OI.size(), num_codes);
@@ -183,7 +204,7 @@ void validate(const QuantizedWeight& weight, const std::string& name) {
   check_size(name, "zeros", weight.zeros_OG.size(), weight.symmetric ? 0 : num_scales);
   if (!weight.group_of_I.empty()) check_size(name, "group indices", weight.group_of_I.size(), weight.num_in);
   check_codes(weight, name);
-  check_scales(name, weight.scales_OG, num_groups);
+  check_scales(weight, name);
   for (size_t i = 0; i < weight.zeros_OG.size(); ++i) {
     if (weight.zeros_OG[i] >> weight.bits == 0) continue;
     const int64_t index = static_cast<int64_t>(i);
@@ -232,13 +253,11 @@ void dequantize_rows(const QuantizedWeight& weight, int64_t first_row, int64_t n
   const int64_t num_groups = weight.num_groups();
   const int64_t group_width = weight.group_size == kPerChannel ? width : weight.group_size;
   // The values of codes before the zero is subtracted.
-  float values[256];
-  for (int code = 0; code < 256; ++code) {
-    const bool is_fp8 = weight.code_type == CodeType::fp8;
-    values[code] = is_fp8 ? fp8_to_float(static_cast<uint8_t>(code)) : static_cast<float>(code);
-  }
+  float values[256] = {};
+  for (int code = 0; code < 1 << weight.bits; ++code) values[code] = weight.code->value(static_cast<uint8_t>(code));
+  const bool has_zeros = weight.code->is_integer();
   const auto zero_of = [&](int64_t row, int64_t group) {
-    return weight.code_type == CodeType::fp8 ? 0.0f : static_cast<float>(weight.zero(row, group));
+    return has_zeros ? static_cast<float>(weight.zero(row, group)) : 0.0f;
   };
 #pragma omp parallel for if (num_rows * width > (int64_t{1} << 17))
   for (int64_t row = 0; row < num_rows; ++row) {
@@ -248,13 +267,14 @@ void dequantize_rows(const QuantizedWeight& weight, int64_t first_row, int64_t n
     if (!weight.group_of_I.empty()) {
       for (int64_t i = 0; i < width; ++i) {
         const int32_t group = weight.group_of_I[i];
-        out_I[i] = scales_G[group] * (values[codes_I[i]] - zero_of(first_row + row, group));
+        const float scale = scales_G[group] / weight.tensor_scale;
+        out_I[i] = scale * (values[codes_I[i]] - zero_of(first_row + row, group));
       }
       continue;
     }
     for (int64_t group = 0; group < num_groups; ++group) {
       const float zero = zero_of(first_row + row, group);
-      const float scale = scales_G[group];
+      const float scale = scales_G[group] / weight.tensor_scale;
       for (int64_t i = group * group_width; i < (group + 1) * group_width; ++i) {
         out_I[i] = scale * (values[codes_I[i]] - zero);
       }

@@ -15,6 +15,7 @@
 #include "runtime/format/dtype.h"
 #include "runtime/format/fields.h"
 #include "runtime/format/input_format.h"
+#include "runtime/format/weight_code.h"
 
 namespace pare {
 
@@ -41,18 +42,19 @@ std::string pattern_name(const SparsePattern& pattern);
 // Returns the pattern with such a name, or nullopt. N and M are whole numbers with 1 <= N <= M <= kMaxPatternGroup.
 std::optional<SparsePattern> pattern_of_name(std::string_view name);
 
-// integer: W[o, i] = scales_OG[o, g(i)] * (codes_OI[o, i] - zeros_OG[o, g(i)]), with g(i) = group_of_I[i], or
-// i / group_size. Codes are unsigned, in [0, 2^bits - 1]; a symmetric weight has every zero at 2^(bits-1).
-// fp8: W[o, i] = scales_OG[o, g(i)] * fp8_to_float(codes_OI[o, i]); 8 bits, symmetric, codes are E4M3 bit patterns.
-enum class CodeType : uint8_t { integer, fp8 };
+// W[o, i] = (scales_OG[o, g(i)] / tensor_scale) * (value(codes_OI[o, i]) - zero[o, g(i)]), each operation in float32,
+// with g(i) = group_of_I[i], or i / group_size.
+// Codes are unsigned, in [0, 2^bits - 1]. Integers stand for themselves, and a symmetric weight has every zero at
+// 2^(bits-1). Other codes stand for what the table says and have no zeros.
 struct QuantizedWeight {
   int64_t num_out = 0;
   int64_t num_in = 0;
-  CodeType code_type = CodeType::integer;
-  int bits = 0;                      // 2, 3, 4 or 8
+  const WeightCode* code = &kIntegerCode;
+  int bits = 0;                      // one of the code's widths
   int64_t group_size = kPerChannel;  // divides num_in, or kPerChannel
   bool symmetric = true;
   DType scale_dtype = DType::BF16;  // scales_OG holds values that this type represents exactly
+  float tensor_scale = 1.0f;        // 1 unless the code has one; else it and its inverse are normal, positive numbers
   std::vector<uint8_t> codes_OI;    // one code per byte
   std::vector<float> scales_OG;     // G = num_in / group_size, or 1
   std::vector<uint8_t> zeros_OG;    // empty if symmetric
@@ -64,8 +66,9 @@ struct QuantizedWeight {
     if (!group_of_I.empty()) return group_of_I[column];
     return group_size == kPerChannel ? 0 : column / group_size;
   }
+  // Returns the code that stands for 0.
   int zero(int64_t row, int64_t group_index) const {
-    return symmetric ? 1 << (bits - 1) : zeros_OG[row * num_groups() + group_index];
+    return symmetric ? code->zero_code(bits) : zeros_OG[row * num_groups() + group_index];
   }
 };
 
@@ -73,11 +76,11 @@ struct QuantizedWeight {
 std::vector<uint8_t> shift_codes(std::span<const uint8_t> codes, int offset);
 
 // Checks sizes, ranges of codes, zeros and groups, and that every scale is finite and not negative. Also checks what
-// the pattern promises: a weight is not kept if it has the code of its zero (for fp8: +0 or -0), whatever its scale.
+// the pattern promises: a weight is not kept if its code stands for 0 (for floats: +0 or -0), whatever its scale.
 // Throws std::runtime_error naming `name` and the first offending element.
 void validate(const QuantizedWeight& weight, const std::string& name);
 
-// Returns W in float32, [O, I]. Each element is scale * (code - zero), or scale * value, in float32 and rounded once.
+// Returns W in float32, [O, I]. Each element is the product above, rounded once for each operation.
 std::vector<float> dequantize(const QuantizedWeight& weight);
 // Computes rows [first_row, first_row + num_rows) of the same.
 void dequantize_rows(const QuantizedWeight& weight, int64_t first_row, int64_t num_rows, std::span<float> out);

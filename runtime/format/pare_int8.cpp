@@ -35,8 +35,8 @@ constexpr const char* kHolds =
 // Returns what the container cannot hold; empty: nothing. No other place decides this.
 std::string scheme_problem(const PackScheme& scheme) {
   const InputFormat& input = scheme.input;
-  if (scheme.is_dense() || scheme.code_type() != CodeType::integer || scheme.bits != 8 || !scheme.symmetric ||
-      scheme.group_size != kPerChannel || scheme.per_tensor || scheme.act_order == StoredActOrder::group) {
+  if (!scheme.is_integer() || scheme.bits != 8 || !scheme.symmetric || scheme.group_size != kPerChannel ||
+      scheme.per_tensor || scheme.act_order == StoredActOrder::group) {
     return "found another weight: use compressed-tensors";
   }
   if (!input.has_outliers()) return "found an input without an outlier rule: use compressed-tensors";
@@ -199,7 +199,7 @@ PareInt8Config PareInt8Config::parse(const std::string& json, const std::string&
     fail(where, "quant_method: expected \"" + std::string(kPareInt8) + "\"");
   }
   PareInt8Config result;
-  result.scheme = {.bits = 8, .format = StoredFormat::int_quantized, .container = std::string(kPareInt8)};
+  result.scheme = {.bits = 8, .layout = CodeLayout::bytes, .container = std::string(kPareInt8)};
   result.scheme.input.type = InputType::int8;
   const Json outliers = config.value("outliers", Json());
   const auto rule = std::find_if(kRules.begin(), kRules.end(), [&](const auto& r) { return outliers == r.second; });
@@ -243,7 +243,7 @@ class PareInt8Container final : public ContainerFormat {
   PackScheme adapted(PackScheme wanted) const override {
     wanted.container = kPareInt8;
     if (wanted.act_order == StoredActOrder::weight) wanted.act_order = StoredActOrder::none;  // not recorded
-    if (wanted.format == StoredFormat::pack_quantized) wanted.format = StoredFormat::int_quantized;
+    if (wanted.is_integer()) wanted.layout = CodeLayout::bytes;
     return wanted;
   }
   DType scale_dtype(DType) const override { return DType::F32; }

@@ -14,9 +14,9 @@
 namespace pare {
 namespace {
 
-constexpr std::array kSuffixes = {kSparseValuesSuffix,    kSparsePositionsSuffix, kSparseScaleSuffix,
-                                  kSparseZeroPointSuffix, kSparsePlainSuffix,     kInputScaleSuffix,
-                                  kInputZeroPointSuffix};
+constexpr std::array kSuffixes = {kSparseValuesSuffix,    kSparsePositionsSuffix,   kSparseScaleSuffix,
+                                  kSparseZeroPointSuffix, kSparseTensorScaleSuffix, kSparsePlainSuffix,
+                                  kInputScaleSuffix,      kInputZeroPointSuffix};
 constexpr int kPositionBits = 2;
 constexpr int64_t kMinParallelWeights = int64_t{1} << 18;
 
@@ -122,7 +122,9 @@ void append_codes(const QuantizedWeight& weight, const PackScheme& scheme, const
   std::span<const uint8_t> values_OK = weight.codes_OI;
   if (!scheme.pattern.is_dense()) {
     positions_OK = positions_of(num_out, num_in, [&](int64_t row, int64_t column) {
-      return weight.codes_OI[row * num_in + column] != weight.zero(row, weight.group(column));
+      const uint8_t code = weight.codes_OI[row * num_in + column];
+      return weight.code->is_integer() ? code != weight.zero(row, weight.group(column))
+                                       : weight.code->value(code) != 0.0f;
     });
     kept_OK.resize(positions_OK.size());
     for (size_t k = 0; k < kept_OK.size(); ++k) kept_OK[k] = weight.codes_OI[element_of(positions_OK, k)];
@@ -140,6 +142,10 @@ void append_codes(const QuantizedWeight& weight, const PackScheme& scheme, const
   }
   tensors.push_back(
       pack_scales(scales, weight.scale_dtype, scale_shape(scheme, num_out, num_in), module, kSparseScaleSuffix));
+  if (weight.code->has_tensor_scale) {
+    const float scale[] = {weight.tensor_scale};
+    tensors.push_back(make_tensor<float>(tensor_name(module, kSparseTensorScaleSuffix), DType::F32, {1}, scale));
+  }
   if (weight.symmetric) return;
   const std::vector<int32_t> words = pack_bit_rows(zeros, 1, weight.bits);
   tensors.push_back(make_tensor<int32_t>(tensor_name(module, kSparseZeroPointSuffix), DType::I32,
@@ -150,14 +156,14 @@ void append_codes(const QuantizedWeight& weight, const PackScheme& scheme, const
 
 // The tensors that a reader found under the module's name; null: absent.
 struct Parts {
-  const TensorView *values, *positions, *scale, *zero_point, *plain, *input_scale, *input_zero_point;
+  const TensorView *values, *positions, *scale, *zero_point, *tensor_scale, *plain, *input_scale, *input_zero_point;
 };
 
 Parts parts_of(const FindTensor& find, const std::string& module) {
   const auto part = [&](std::string_view suffix) { return find(tensor_name(module, suffix)); };
-  return {part(kSparseValuesSuffix),    part(kSparsePositionsSuffix), part(kSparseScaleSuffix),
-          part(kSparseZeroPointSuffix), part(kSparsePlainSuffix),     part(kInputScaleSuffix),
-          part(kInputZeroPointSuffix)};
+  return {part(kSparseValuesSuffix),    part(kSparsePositionsSuffix),   part(kSparseScaleSuffix),
+          part(kSparseZeroPointSuffix), part(kSparseTensorScaleSuffix), part(kSparsePlainSuffix),
+          part(kInputScaleSuffix),      part(kInputZeroPointSuffix)};
 }
 
 void require_float(const TensorView* tensor, const std::string& module, std::string_view suffix,
@@ -205,7 +211,12 @@ void check_parts(const Parts& parts, const PackScheme& scheme, int64_t num_out, 
   if (scheme.is_dense()) {
     require_absent(parts.scale, module, kSparseScaleSuffix, "dense values");
   } else {
-    check_scale_tensor(parts.scale, scale_shape(scheme, num_out, num_in), module, kSparseScaleSuffix);
+    check_scale_tensor(parts.scale, scale_shape(scheme, num_out, num_in), module, kSparseScaleSuffix, scheme.code);
+  }
+  if (!scheme.is_dense() && scheme.code->has_tensor_scale) {
+    require_tensor(parts.tensor_scale, tensor_name(module, kSparseTensorScaleSuffix), DType::F32, {1});
+  } else {
+    require_absent(parts.tensor_scale, module, kSparseTensorScaleSuffix, "codes without a scale of the whole weight");
   }
   if (scheme.symmetric) {
     require_absent(parts.zero_point, module, kSparseZeroPointSuffix, "symmetric: true");
@@ -272,11 +283,15 @@ void read_dense(const Parts& parts, const std::string& module, StoredLinear& lin
 
 void read_codes(const Parts& parts, const PackScheme& scheme, const std::string& module, QuantizedWeight& weight) {
   const int64_t num_out = weight.num_out, num_in = weight.num_in;
+  weight.code = scheme.code;
   weight.bits = scheme.bits;
   weight.group_size = scheme.group_size;
   weight.symmetric = scheme.symmetric;
-  weight.scale_dtype = parts.scale->dtype;
-  weight.scales_OG = unpack_scales(*parts.scale);
+  weight.scale_dtype = scheme.code->scale_dtype.value_or(parts.scale->dtype);
+  weight.scales_OG = unpack_scales(*parts.scale, weight.scale_dtype);
+  if (parts.tensor_scale != nullptr) {
+    std::memcpy(&weight.tensor_scale, parts.tensor_scale->data.data(), sizeof(weight.tensor_scale));
+  }
   if (!scheme.symmetric) {
     weight.zeros_OG = read_streams(*parts.zero_point, 1, num_scales(scheme, num_out, num_in), scheme.bits, module,
                                    kSparseZeroPointSuffix);
@@ -315,11 +330,16 @@ class PareSparse24Container final : public ContainerFormat {
   PackScheme adapted(PackScheme wanted) const override {
     wanted.container = kPareSparse24;
     if (wanted.act_order == StoredActOrder::weight) wanted.act_order = StoredActOrder::none;  // not recorded
-    if (wanted.format == StoredFormat::int_quantized) wanted.format = StoredFormat::pack_quantized;
+    wanted.layout = CodeLayout::packed;
     return wanted;
   }
   void adapt(StoredLinear& linear, const PackScheme& scheme) const override {
     ContainerFormat::adapt(linear, scheme);
+    QuantizedWeight& weight = linear.weight;
+    if (!scheme.is_dense() && !scheme.is_integer() && !scheme.pattern.is_dense()) {
+      const uint8_t zero = weight.code->zero_code(weight.bits);
+      for (uint8_t& code : weight.codes_OI) code = weight.code->value(code) == 0.0f ? zero : code;
+    }
     const size_t size = dtype_size_bytes(linear.dense_dtype);
     for (size_t begin = 0; begin < linear.dense_OI.size(); begin += size) {
       const std::span<std::byte> value = std::span(linear.dense_OI).subspan(begin, size);
@@ -368,7 +388,8 @@ class PareSparse24Container final : public ContainerFormat {
     }
     const int64_t count = num_scales(scheme, num_out, num_in);
     bytes += num_out * bit_stream_words(num_kept, scheme.bits) * 4;
-    bytes += count * static_cast<int64_t>(dtype_size_bytes(extent.scale_dtype));
+    bytes += count * static_cast<int64_t>(dtype_size_bytes(scheme.code->scale_dtype.value_or(extent.scale_dtype)));
+    if (scheme.code->has_tensor_scale) bytes += static_cast<int64_t>(sizeof(float));
     return bytes + (scheme.symmetric ? 0 : bit_stream_words(count, scheme.bits) * 4);
   }
   std::vector<OwnedTensor> pack(const StoredLinear& linear, const PackScheme& scheme,
@@ -404,12 +425,19 @@ std::string pare_sparse24_problem(const PackScheme& scheme) {
     const bool is_as_it_was = scheme.pattern.is_dense() && input.is_plain();
     return is_as_it_was ? "dense weights without a pattern and without rounded inputs are not compressed at all" : "";
   }
-  if (scheme.format != StoredFormat::pack_quantized) {
-    return "it holds dense values and integer codes in bit streams, found " + std::string(name_of(scheme.format)) +
-           (scheme.code_type() == CodeType::fp8 ? ": use compressed-tensors" : "");
+  if (scheme.code->numbers == CodeNumbers::e4m3 || scheme.layout != CodeLayout::packed) {
+    return "it holds dense values and codes in bit streams, found " +
+           (scheme.is_integer() ? "codes in bytes" : std::string(scheme.code->name) + " codes: use compressed-tensors");
   }
-  if (scheme.bits != 2 && scheme.bits != 3 && scheme.bits != 4 && scheme.bits != 8) {
-    return "expected 2, 3, 4 or 8 bits, found " + std::to_string(scheme.bits);
+  if (!scheme.is_integer() && (!scheme.symmetric || scheme.per_tensor)) {
+    return std::string(scheme.code->name) + " codes have neither zeros nor one scale for a whole weight";
+  }
+  if (scheme.code->block != 0 && scheme.group_size != scheme.code->block) {
+    return std::string(scheme.code->name) + " codes have one scale for " + std::to_string(scheme.code->block) +
+           " columns, found groups of " + std::to_string(scheme.group_size);
+  }
+  if (!scheme.code->has_width(scheme.bits)) {
+    return "expected " + widths_text(*scheme.code) + " bits, found " + std::to_string(scheme.bits);
   }
   if (scheme.act_order == StoredActOrder::group) {
     return "it cannot hold groups formed in act-order (g_idx): use act-order \"static\"";

@@ -1,7 +1,8 @@
 // pare's own container for weights that keep 2 of 4: two values of every four neighbouring inputs, and their positions.
 //
 // docs/formats.md, "The bytes of pare-sparse24", gives the bytes and the quantization_config. Weights without a pattern
-// may stand in the same checkpoint: as integers of the same layout, or unchanged with a rounded input.
+// may stand in the same checkpoint: as codes of the same layout, or unchanged with a rounded input. It holds integers
+// and every code with a table, so that a code of a program's own needs no container of its own.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +27,7 @@ inline constexpr std::string_view kSparseValuesSuffix = ".weight_values";
 inline constexpr std::string_view kSparsePositionsSuffix = ".weight_positions";
 inline constexpr std::string_view kSparseScaleSuffix = ".weight_scale";
 inline constexpr std::string_view kSparseZeroPointSuffix = ".weight_zero_point";
+inline constexpr std::string_view kSparseTensorScaleSuffix = ".weight_tensor_scale";
 inline constexpr std::string_view kSparsePlainSuffix = ".weight";
 
 // Returns what the container does not hold of a scheme, and what would fit; empty: nothing.

@@ -18,6 +18,7 @@ constexpr int64_t kMaxGroupSize = int64_t{1} << 31;
 OrderedJson weights_json(const PackScheme& scheme) {
   if (scheme.is_dense()) return nullptr;
   OrderedJson json;
+  if (!scheme.is_integer()) json["code"] = scheme.code->name;
   json["bits"] = scheme.bits;
   json["group_size"] = scheme.group_size == kPerChannel ? OrderedJson() : OrderedJson(scheme.group_size);
   json["symmetric"] = scheme.symmetric;
@@ -77,15 +78,22 @@ E read_name(const Json& value, E none, const std::string& where, const std::stri
 
 void read_weights(const Json& json, const std::string& where, const std::string& key, PackScheme& scheme) {
   if (json.is_null()) {
+    scheme.code = nullptr;
     scheme.bits = kDenseBits;
-    scheme.format = StoredFormat::dense;
     return;
   }
-  require_keys(json, {"bits", "group_size", "symmetric", "per_tensor"}, where, key);
+  std::set<std::string> keys = {"bits", "group_size", "symmetric", "per_tensor"};
+  if (json.is_object() && json.contains("code")) {  // integers do not say it
+    keys.insert("code");
+    const Json& code = json.at("code");
+    scheme.code = code.is_string() ? find_weight_code(code.get<std::string>()) : nullptr;
+    if (scheme.code == nullptr) fail(where, key + ".code", "expected a known code of weights" + found(code));
+  }
+  require_keys(json, keys, where, key);
   const Json& bits = json.at("bits");
   const Json& group_size = json.at("group_size");
-  if (bits != 2 && bits != 3 && bits != 4 && bits != 8) {
-    fail(where, key + ".bits", "expected 2, 3, 4 or 8" + found(bits));
+  if (!bits.is_number_unsigned() || bits.get<uint64_t>() > kDenseBits || !scheme.code->has_width(bits.get<int>())) {
+    fail(where, key + ".bits", "expected " + widths_text(*scheme.code) + found(bits));
   }
   scheme.bits = bits.get<int>();
   if (!group_size.is_null()) {

@@ -25,6 +25,10 @@ void require_absent(const TensorView* tensor, const std::string& module, std::st
   if (tensor != nullptr) fail(module, suffix, std::string("unexpected: quantization_config says ") + because);
 }
 
+DType file_dtype(DType scale_dtype) {
+  return scale_dtype == DType::F8_E8M0 ? DType::U8 : scale_dtype;
+}
+
 OwnedTensor pack_scales(std::span<const float> scales, DType dtype, std::vector<int64_t> shape,
                         const std::string& module, std::string_view suffix) {
   for (float scale : scales) {
@@ -35,11 +39,15 @@ OwnedTensor pack_scales(std::span<const float> scales, DType dtype, std::vector<
   }
   std::vector<std::byte> bytes(scales.size() * dtype_size_bytes(dtype));
   convert_from_float(dtype, scales, bytes);
-  return {tensor_name(module, suffix), dtype, std::move(shape), std::move(bytes)};
+  return {tensor_name(module, suffix), file_dtype(dtype), std::move(shape), std::move(bytes)};
 }
 
 void check_scale_tensor(const TensorView* tensor, const std::vector<int64_t>& shape, const std::string& module,
-                        std::string_view suffix) {
+                        std::string_view suffix, const WeightCode* code) {
+  if (code != nullptr && code->scale_dtype) {
+    require_tensor(tensor, tensor_name(module, suffix), file_dtype(*code->scale_dtype), shape);
+    return;
+  }
   if (tensor != nullptr && !is_float_dtype(tensor->dtype)) {
     fail(module, suffix, "expected BF16, F16 or F32, found " + std::string(dtype_name(tensor->dtype)));
   }
@@ -47,8 +55,12 @@ void check_scale_tensor(const TensorView* tensor, const std::vector<int64_t>& sh
 }
 
 std::vector<float> unpack_scales(const TensorView& tensor) {
+  return unpack_scales(tensor, tensor.dtype);
+}
+
+std::vector<float> unpack_scales(const TensorView& tensor, DType scale_dtype) {
   std::vector<float> scales_OG(static_cast<size_t>(tensor.num_elements()));
-  convert_to_float(tensor.dtype, tensor.data, scales_OG);
+  convert_to_float(scale_dtype, tensor.data, scales_OG);
   return scales_OG;
 }
 

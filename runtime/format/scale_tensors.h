@@ -20,13 +20,19 @@ inline constexpr std::string_view kInputZeroPointSuffix = ".input_zero_point";
 // Throws std::runtime_error for a tensor that `because` ("symmetric: true") rules out.
 void require_absent(const TensorView* tensor, const std::string& module, std::string_view suffix, const char* because);
 
+// Returns the type in which a file holds scales of that type: U8 for F8_E8M0, which is written as its bits.
+DType file_dtype(DType scale_dtype);
+
 // Throws std::invalid_argument for a scale that `dtype` does not represent exactly.
 OwnedTensor pack_scales(std::span<const float> scales, DType dtype, std::vector<int64_t> shape,
                         const std::string& module, std::string_view suffix);
-// Throws std::runtime_error unless the tensor is there, in a type of floats, with that shape.
+// Throws std::runtime_error unless the tensor is there, in a type of floats, with that shape. A code's scales must have
+// its own type where it has one.
 void check_scale_tensor(const TensorView* tensor, const std::vector<int64_t>& shape, const std::string& module,
-                        std::string_view suffix);
+                        std::string_view suffix, const WeightCode* code = nullptr);
 std::vector<float> unpack_scales(const TensorView& tensor);
+// The same for scales of a code's own type, which the file holds as file_dtype.
+std::vector<float> unpack_scales(const TensorView& tensor, DType scale_dtype);
 
 // True if the input is rounded in a fixed range, whose scale is stored.
 bool has_input_scale(const InputFormat& input);

@@ -20,15 +20,12 @@ inline std::span<const EnumName<StoredActOrder>> enum_names(StoredActOrder) {
   return kNames;
 }
 
-// The kind of numbers of a weight. pack_quantized and int_quantized are integers, in a dense stream of bits or one to a
-// byte; only compressed-tensors tells these apart. float_quantized is FP8. dense is the unchanged floating point
-// weight; the scheme then says how its input is rounded.
-enum class StoredFormat { pack_quantized, int_quantized, float_quantized, dense };
-inline std::span<const EnumName<StoredFormat>> enum_names(StoredFormat) {
-  static constexpr std::array<EnumName<StoredFormat>, 4> kNames = {{{StoredFormat::pack_quantized, "pack-quantized"},
-                                                                    {StoredFormat::int_quantized, "int-quantized"},
-                                                                    {StoredFormat::float_quantized, "float-quantized"},
-                                                                    {StoredFormat::dense, "dense"}}};
+// How integer codes lie in a file: in a dense stream of bits, or one to a byte. Only compressed-tensors tells these
+// apart. Other codes have one layout in each container and are called packed.
+enum class CodeLayout { packed, bytes };
+inline std::span<const EnumName<CodeLayout>> enum_names(CodeLayout) {
+  static constexpr std::array<EnumName<CodeLayout>, 2> kNames = {
+      {{CodeLayout::packed, "packed"}, {CodeLayout::bytes, "bytes"}}};
   return kNames;
 }
 inline constexpr int kDenseBits = 16;  // in a scheme of dense weights, whatever their type
@@ -37,36 +34,55 @@ inline constexpr std::string_view kCompressedTensors = "compressed-tensors";
 
 // The storage of one module. A configuration can describe two modules of one scheme together.
 struct PackScheme {
-  int bits = 4;                      // 2, 3, 4, 8; 8 for float_quantized; kDenseBits for dense
+  // The code of the weight. Null: it is dense, an unchanged floating point weight, and the scheme says how its input is
+  // rounded or which pattern is packed.
+  const WeightCode* code = &kIntegerCode;
+  int bits = 4;                      // one of the code's widths; kDenseBits for dense
   int64_t group_size = kPerChannel;  // or a positive size
   bool symmetric = true;
   StoredActOrder act_order = StoredActOrder::none;
-  StoredFormat format = StoredFormat::pack_quantized;
+  CodeLayout layout = CodeLayout::packed;
   std::string container = std::string(kCompressedTensors);  // ContainerFormat::name()
   bool per_tensor = false;     // true: the file holds one scale; group_size is kPerChannel and every row has that scale
   InputFormat input = {};      // without scale, zero and outlier columns, which are the linear's own (input_scheme)
   SparsePattern pattern = {};  // one that the container packs, storing only what is kept. Dense: zeros are stored too
-  bool is_dense() const { return format == StoredFormat::dense; }
+  bool is_dense() const { return code == nullptr; }
+  bool is_integer() const { return code != nullptr && code->is_integer(); }
   // True if W is a tensor like any other, under the model's own name: neither codes nor packed.
   bool has_own_tensor() const { return is_dense() && pattern.is_dense(); }
   // True if the container has nothing to store: W has its own tensor and its input is not rounded.
   bool is_plain() const { return has_own_tensor() && input.is_plain(); }
-  CodeType code_type() const { return format == StoredFormat::float_quantized ? CodeType::fp8 : CodeType::integer; }
   int64_t num_groups(int64_t num_in) const { return group_size == kPerChannel ? 1 : num_in / group_size; }
   bool operator==(const PackScheme&) const = default;
 
   void fields(FieldVisitor& visit) {
+    visit_code(visit);
     visit("bits", bits);
     visit("group_size", group_size);
     visit("symmetric", symmetric);
     visit("act_order", act_order);
-    visit("format", format);
+    visit("layout", layout);
     visit("container", container);
     visit("per_tensor", per_tensor);
     visit("input", input);
     visit("pattern", pattern);
   }
+
+ private:
+  // Visits the code by its name.
+  void visit_code(FieldVisitor& visit) {
+    std::vector<std::string_view> names = {"dense"};
+    for (const WeightCode* known : weight_codes()) names.push_back(known->name);
+    std::string name(is_dense() ? names.front() : code->name);
+    visit("code", name, std::span<const std::string_view>(names));
+    code = find_weight_code(name);
+  }
 };
+
+// Returns the scheme of a dense weight.
+inline PackScheme dense_scheme() {
+  return {.code = nullptr, .bits = kDenseBits};
+}
 
 // Returns the part of the format that modules of one scheme share, without the values that belong to one linear.
 inline InputFormat input_scheme(InputFormat input) {

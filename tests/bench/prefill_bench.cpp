@@ -27,18 +27,18 @@ double seconds(clockid_t clock) {
 }
 
 // Symmetric, scales in bf16.
-QuantizedWeight round_weight(const DenseWeight& dense, int bits, int64_t group_size, CodeType type) {
+QuantizedWeight round_weight(const DenseWeight& dense, int bits, int64_t group_size, const WeightCode* type) {
   QuantizedWeight weight;
   weight.num_out = dense.num_out;
   weight.num_in = dense.num_in;
   weight.bits = bits;
-  weight.code_type = type;
+  weight.code = type;
   weight.group_size = group_size;
   std::vector<float> values(static_cast<size_t>(dense.num_out * dense.num_in));
   convert_to_float(dense.dtype, dense.data, values);
   const int64_t width = group_size == kPerChannel ? dense.num_in : group_size;
   const int center = 1 << (bits - 1);
-  const float largest_value = type == CodeType::fp8 ? kLargestFp8 : static_cast<float>(center - 1);
+  const float largest_value = type == &kFp8Code ? kLargestFp8 : static_cast<float>(center - 1);
   weight.codes_OI.resize(values.size());
   for (size_t begin = 0; begin < values.size(); begin += static_cast<size_t>(width)) {
     float largest = 1e-9f;
@@ -48,8 +48,8 @@ QuantizedWeight round_weight(const DenseWeight& dense, int bits, int64_t group_s
     weight.scales_OG.push_back(scale);
     for (size_t i = begin; i < begin + static_cast<size_t>(width); ++i) {
       const float code = std::clamp(std::rint(values[i] / scale), -largest_value, largest_value);
-      weight.codes_OI[i] = type == CodeType::fp8 ? float_to_fp8(values[i] / scale)
-                                                 : static_cast<uint8_t>(static_cast<int>(code) + center);
+      weight.codes_OI[i] =
+          type == &kFp8Code ? float_to_fp8(values[i] / scale) : static_cast<uint8_t>(static_cast<int>(code) + center);
     }
   }
   return weight;
@@ -59,7 +59,7 @@ struct Scheme {
   const char* name;
   int bits;  // 16: as stored
   int64_t group_size = kPerChannel;
-  CodeType type = CodeType::integer;
+  const WeightCode* type = &kIntegerCode;
   InputFormat input = {};
 };
 
@@ -73,12 +73,12 @@ std::vector<Scheme> schemes() {
                               .outlier_columns = {7, 90, 91, 188, 230, 301, 344, 419, 420, 488, 550}};
   return {{"as stored", 16},
           {"W8A16", 8},
-          {"W8A8", 8, kPerChannel, CodeType::integer, int8},
-          {"W8A8 asymmetric", 8, kPerChannel, CodeType::integer, asymmetric},
-          {"W4g64A8", 4, 64, CodeType::integer, int8},
-          {"LLM.int8", 8, kPerChannel, CodeType::integer, outliers},
-          {"LLM.int8 list", 8, kPerChannel, CodeType::integer, listed},
-          {"FP8", 8, kPerChannel, CodeType::fp8, {.type = InputType::fp8}}};
+          {"W8A8", 8, kPerChannel, &kIntegerCode, int8},
+          {"W8A8 asymmetric", 8, kPerChannel, &kIntegerCode, asymmetric},
+          {"W4g64A8", 4, 64, &kIntegerCode, int8},
+          {"LLM.int8", 8, kPerChannel, &kIntegerCode, outliers},
+          {"LLM.int8 list", 8, kPerChannel, &kIntegerCode, listed},
+          {"FP8", 8, kPerChannel, &kFp8Code, {.type = InputType::fp8}}};
 }
 
 struct Contestant {

@@ -387,7 +387,7 @@ TEST(ContentHash, CoversPatternAndDenseValues) {
 TEST(LayerRecord, KeepsThePatternAndItsZeros) {
   LayerRecord record;
   record.name = "a";
-  record.scheme = {.bits = kDenseBits, .format = StoredFormat::dense};
+  record.scheme = {.code = nullptr, .bits = kDenseBits};
   EXPECT_TRUE(record.is_plain());
   record.pattern = {4, 8};
   record.num_zeros = int64_t{1} << 40;
@@ -407,10 +407,10 @@ class SparseParts : public testing::Test {
   void commit(Parts& parts) {
     const auto container = std::string(kPareSparse24);
     const std::vector<PackScheme> kinds = {
-        {.bits = kDenseBits, .format = StoredFormat::dense, .container = container, .pattern = kTwoOfFour},
+        {.code = nullptr, .bits = kDenseBits, .container = container, .pattern = kTwoOfFour},
         {.bits = 4, .group_size = 16, .container = container, .pattern = kTwoOfFour},
         {.bits = 8, .group_size = 16, .container = container},
-        {.bits = kDenseBits, .format = StoredFormat::dense, .container = container}};
+        {.code = nullptr, .bits = kDenseBits, .container = container}};
     const ModelDescription& model = source_.description();
     for (size_t b = 0; b < model.blocks.size(); ++b) {
       std::vector<StreamedTensor> tensors;

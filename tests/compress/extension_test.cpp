@@ -1,6 +1,6 @@
-// Shows what a pass, a container and an evaluation of one's own cost: this file's pass and one row in the table of
-// passes, row_container.h and one row in the table of containers, stranger_evaluation.h and one row in the table of
-// evaluations. Recipes name them, and everything else follows.
+// Shows what a pass, a container, an evaluation and a code of weights of one's own cost: this file's pass and one row in
+// the table of passes, row_container.h and one row in the table of containers, stranger_evaluation.h and one row in the
+// table of evaluations, and one row in the table of codes. Recipes name them, and everything else follows.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -21,6 +21,7 @@
 #include "compress/recipe/recipe_paths.h"
 #include "runtime/commands/eval_command.h"
 #include "runtime/commands/verify.h"
+#include "runtime/cpu/packed_linear.h"
 #include "runtime/model/checkpoint.h"
 #include "tests/compress/run_pare.h"
 #include "tests/compress/stranger_evaluation.h"
@@ -52,7 +53,8 @@ class SnapPass : public PassOptions {
   }
   void store(PackScheme& scheme) const override {
     if (!codes) return;
-    scheme.format = StoredFormat::pack_quantized;
+    scheme.code = &kIntegerCode;
+    scheme.layout = CodeLayout::packed;
     scheme.bits = 8;
     scheme.group_size = kPerChannel;
   }
@@ -89,6 +91,11 @@ std::optional<InputScaling> apply_snap(StageState& stage, const SteppedLayers& l
   return std::nullopt;
 }
 
+// A code of weights: cubes of whole numbers, in units of the largest. The one row of its table.
+constexpr std::array kCubesBits = {3};
+constexpr std::array<float, 8> kCubesValues = {-64.0f, -27.0f, -8.0f, -1.0f, 0.0f, 1.0f, 8.0f, 27.0f};
+const WeightCode kCubes{.name = "cubes", .widths = kCubesBits, .values = kCubesValues};
+
 // The one row of the table.
 const PassRow kSnapRow = {"test_snap", [] { return std::make_unique<SnapPass>(); }, apply_snap};
 
@@ -99,6 +106,7 @@ class Extension : public testing::Test {
     add_strangers();
     add_evaluation(kFavouritesRow);
     register_container(row_container());
+    register_weight_code(kCubes);
   }
   // Runs in this process, whose tables have the rows.
   nlohmann::json run_recipe(const std::string& rest, const std::string& out) {
@@ -172,6 +180,48 @@ TEST_F(Extension, APassAndAContainerOfOnesOwn) {
       "out", [](float value) { return snapped(value, 0.0625); }, /*is_quantized=*/true);
   const std::string config = Checkpoint::open(folder_ / "out").config_json();
   EXPECT_NE(config.find("\"rows\""), std::string::npos);
+}
+
+// The row is enough: recipes name it, every method rounds to it, pare's own container stores it and kernels multiply
+// it.
+TEST_F(Extension, ACodeOfOnesOwn) {
+  const std::string evaluate =
+      "evaluate:\n  - perplexity: {text: " + (family("llama_gqa_untied") / "ids.npy").string() + "}\n";
+  for (const std::string pass :
+       {"rtn: {code: cubes, group_size: -1, scales: minmax}", "gptq: {code: cubes, group_size: -1}"}) {
+    const nlohmann::json report =
+        run_recipe("container: pare-sparse24\npasses:\n  - " + pass + "\n" + evaluate, pass.substr(0, pass.find(':')));
+    EXPECT_GT(report.at("perplexity").at(0).at("perplexity").get<double>(), 1.0) << report;
+  }
+  const Checkpoint source = Checkpoint::open(family("llama_gqa_untied")), rounded = Checkpoint::open(folder_ / "rtn");
+  const LinearDescription& q = source.description().blocks[0].q;
+  const std::vector<float> before = weight_of(source, q), after = weight_of(rounded, q);
+  const LinearWeights linear = rounded.linear(q);
+  const auto& weight = std::get<QuantizedWeight>(linear.weight);
+  ASSERT_EQ(weight.code, &kCubes);
+  ASSERT_EQ(weight.bits, 3);
+  for (int64_t row = 0; row < q.num_out; ++row) {
+    const double scale = weight.scales_OG[static_cast<size_t>(row)];
+    for (int64_t i = row * q.num_in; i < (row + 1) * q.num_in; ++i) {
+      const double steps = before[static_cast<size_t>(i)] / scale;
+      double least = 1e9;
+      for (const float value : kCubesValues) least = std::min(least, std::abs(steps - value));
+      ASSERT_NEAR(std::abs(after[static_cast<size_t>(i)] / scale - steps), least, 1e-4) << row << " " << i;
+    }
+  }
+  const auto packed = pack_linear(Isa::avx2, {&linear, 1});
+  std::vector<float> row(static_cast<size_t>(q.num_in));
+  for (int64_t o = 0; o < q.num_out; ++o) {
+    packed->row(o, row.data());
+    ASSERT_TRUE(std::equal(row.begin(), row.end(), after.begin() + o * q.num_in)) << o;
+  }
+  const auto error = [&](const std::string& out) {
+    const auto manifest = nlohmann::json::parse(std::ifstream(folder_ / out / "pare.json"));
+    EXPECT_EQ(manifest.at("layers")[0].at("code"), "cubes");
+    return manifest.at("layers")[0].at("relative_error").get<double>();
+  };
+  EXPECT_LT(error("gptq"), error("rtn"));
+  for (const char* out : {"rtn", "gptq"}) EXPECT_TRUE(verify(folder_ / out).problems.empty()) << out;
 }
 
 // Passes follow one another: GPTQ rounds the snapped weights, and the error is that against the original.

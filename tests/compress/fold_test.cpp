@@ -171,6 +171,16 @@ TEST(FoldBounds, AreWhatAHalfPrecisionProducerHolds) {
     rounded.record.name = stage_layers(block.description(), producer)[index].name;
     expect_bounds(rounded.stored.weight.scales_OG, DType::F16, channels,
                   producer_bounds(checkpoint, stage, block.description(), {rounded}, {}), &num_held);
+    for (const WeightCode* code : {&kNvfp4Code, &kMxfp4Code}) {
+      num_held = 0;
+      const DType dtype = *code->scale_dtype;
+      const GridOptions grid{
+          .group_size = code->block, .scales = ScaleSearch::minmax, .scale_dtype = dtype, .code = code};
+      rounded.stored.weight = rtn(weight_OI, at::Tensor(), grid);
+      expect_bounds(rounded.stored.weight.scales_OG, dtype, channels,
+                    producer_bounds(checkpoint, stage, block.description(), {rounded}, {}), &num_held);
+      EXPECT_GT(num_held, static_cast<int>(channels.size())) << code->name << " leaves no room";
+    }
 
     // Scales within the bounds can be folded.
     std::vector<CompressedLayer> done;

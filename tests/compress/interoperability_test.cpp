@@ -9,6 +9,7 @@
 #include <functional>
 #include <list>
 #include <span>
+#include <tuple>
 
 #include "runtime/engine/backend.h"
 #include "runtime/engine/transformer.h"
@@ -253,6 +254,27 @@ TEST_F(Interoperability, TransformersInBfloat16IsWithinItsRounding) {
   ASSERT_EQ(theirs.size(), ours.size());
   EXPECT_LT(relative_distance(ours, theirs), 10.0 / 512.0);
   EXPECT_GT(relative_distance(ours, theirs), 1e-4) << "the comparison does not see bfloat16 rounding";
+}
+
+// compressed-tensors expands codes that are 4-bit floats in bfloat16, whatever it is asked to load. All else of these
+// models is bfloat16. E2M1 times a power of two is exact there. nvfp4 has two roundings, of scale / tensor_scale and of
+// the product, in seven products of a block.
+TEST_F(Interoperability, TransformersReadsFloatsOfFourBits) {
+  const fs::path ids = family("qwen3_norms_bf16") / "ids.npy";
+  const std::tuple<const char*, double, double> cases[] = {{"gptq: {code: mxfp4}", 0.0, 1e-4},
+                                                           {"rtn: {code: mxfp4, scales: minmax}", 0.0, 1e-4},
+                                                           {"gptq: {code: nvfp4}", 1e-5, 14.0 / 512.0},
+                                                           {"awq: {}\n  - rtn: {code: nvfp4}", 1e-5, 14.0 / 512.0}};
+  int number = 0;
+  for (const auto& [pass, least, most] : cases) {
+    const std::string out = "fp4-" + std::to_string(number++);
+    compress("qwen3_norms_bf16", pass, out);
+    const std::vector<float> ours = runtime_logits(folder_ / out, read_npy(ids));
+    const std::vector<float> theirs = transformers_logits(folder_ / out, ids, "bfloat16");
+    ASSERT_EQ(theirs.size(), ours.size()) << pass;
+    EXPECT_LT(relative_distance(ours, theirs), most) << pass;
+    EXPECT_GE(relative_distance(ours, theirs), least) << pass;
+  }
 }
 
 }  // namespace

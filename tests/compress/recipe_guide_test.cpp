@@ -161,7 +161,7 @@ TEST(RecipeGuide, TheProgramListsPassesAndExplainsOne) {
   const Outcome gptq = run_pare({"recipes", "gptq"});
   ASSERT_EQ(gptq.status, 0) << gptq.err;
   for (const char* part : {"bits: 2, 3, 4 or 8 (default: 4)", "activations: a map, or its type", "activations.range",
-                           "may change bits, group_size"}) {
+                           "may change code, bits, group_size"}) {
     EXPECT_NE(gptq.out.find(part), std::string::npos) << part << " in " << gptq.out;
   }
   EXPECT_NE(run_pare({"recipes", "budget"}).out.find("80MB"), std::string::npos);

@@ -31,7 +31,8 @@ class LoopPass : public OptionsOf<LoopPass, PassKind::rounds> {
   }
   StatisticsNeed need() const override { return StatisticsNeed::hessian; }
   void store(PackScheme& scheme) const override {
-    scheme.format = StoredFormat::pack_quantized;
+    scheme.code = &kIntegerCode;
+    scheme.layout = CodeLayout::packed;
     scheme.bits = loop.grid.bits;
     scheme.group_size = loop.grid.group_size;
   }
@@ -122,7 +123,7 @@ class FloatPass : public OptionsOf<FloatPass, PassKind::rounds> {
  public:
   std::string_view meaning() const override { return "Stores weights as FP8."; }
   void fields(FieldVisitor&) override {}
-  void store(PackScheme& scheme) const override { scheme.format = StoredFormat::float_quantized; }
+  void store(PackScheme& scheme) const override { scheme.code = &kFp8Code; }
 };
 
 template <typename Options>

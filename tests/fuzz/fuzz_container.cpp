@@ -63,8 +63,10 @@ void decode(FuzzedDataProvider& input) {
   wanted.bits = input.PickValueInArray({4, 8, 2, 3, 16, 0});
   wanted.group_size = input.PickValueInArray<int64_t>({pare::kPerChannel, 8, 16, 32, 64, 128});
   wanted.symmetric = input.ConsumeBool();
-  wanted.format = input.PickValueInArray({pare::StoredFormat::pack_quantized, pare::StoredFormat::int_quantized,
-                                          pare::StoredFormat::float_quantized, pare::StoredFormat::dense});
+  const auto codes = pare::weight_codes();
+  const auto place = input.ConsumeIntegralInRange<size_t>(0, codes.size());  // the last: no code
+  wanted.code = place == codes.size() ? nullptr : codes[place];
+  wanted.layout = input.PickValueInArray({pare::CodeLayout::packed, pare::CodeLayout::bytes});
   if (input.ConsumeBool()) wanted.pattern = pare::kTwoOfFour;
   if (input.ConsumeBool()) wanted.act_order = pare::StoredActOrder::group;
   wanted.per_tensor = input.ConsumeBool();

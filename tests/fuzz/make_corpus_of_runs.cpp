@@ -105,14 +105,14 @@ void make_parts(const fs::path& corpus) {
   }
   kinds.push_back({"asymmetric", {.bits = 4, .group_size = 8, .symmetric = false}});
   kinds.push_back({"act_order", {.bits = 4, .group_size = 8, .act_order = StoredActOrder::group}});
-  kinds.push_back({"int8_inputs", {.bits = 8, .format = StoredFormat::int_quantized}});
+  kinds.push_back({"int8_inputs", {.bits = 8, .layout = CodeLayout::bytes}});
   kinds.back().scheme.input.type = InputType::int8;
-  kinds.push_back({"fp8", {.bits = 8, .format = StoredFormat::float_quantized}});
+  kinds.push_back({"fp8", {.code = &kFp8Code, .bits = 8}});
   kinds.back().scheme.input.type = InputType::fp8;
-  kinds.push_back({"sparse", {.bits = kDenseBits, .format = StoredFormat::dense}});
+  kinds.push_back({"sparse", {.code = nullptr, .bits = kDenseBits}});
   kinds.back().scheme.pattern = kTwoOfFour;
   for (const OutlierRule rule : {OutlierRule::absolute, OutlierRule::relative, OutlierRule::columns}) {
-    kinds.push_back({"outliers_" + std::string(name_of(rule)), {.bits = 8, .format = StoredFormat::int_quantized}});
+    kinds.push_back({"outliers_" + std::string(name_of(rule)), {.bits = 8, .layout = CodeLayout::bytes}});
     InputFormat& input = kinds.back().scheme.input;
     input.type = InputType::int8;
     input.outliers = rule;

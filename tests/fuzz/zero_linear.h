@@ -21,9 +21,9 @@ inline StoredLinear zero_linear(const ContainerFormat& container, const PackSche
   weight.bits = scheme.bits;
   weight.group_size = scheme.group_size;
   weight.symmetric = scheme.symmetric;
-  weight.code_type = scheme.code_type();
-  weight.scale_dtype = container.scale_dtype(DType::BF16);
-  const auto zero = static_cast<uint8_t>(weight.code_type == CodeType::fp8 ? 0 : 1 << (weight.bits - 1));
+  weight.code = scheme.code;
+  weight.scale_dtype = weight.code->scale_dtype.value_or(container.scale_dtype(DType::BF16));
+  const uint8_t zero = weight.code->zero_code(weight.bits);
   weight.codes_OI.assign(num_weights, zero);
   weight.scales_OG.assign(static_cast<size_t>(num_out * weight.num_groups()), 1.0f);
   if (!scheme.symmetric) weight.zeros_OG.assign(weight.scales_OG.size(), zero);

@@ -91,6 +91,29 @@ void eliminate_row(const at::Tensor& weight_OI, int64_t o, const Matrix& rows, c
 // Codes in storage order. The margin of every weight is the distance of w / scale from the nearest tie between two
 // codes when its column was rounded. Where it is tiny, float32 may choose the other code, and the rest of the row
 // follows that choice.
+// The nearest value of a code's table, by a search of all of them, and how far x is from being as near to another.
+struct NearestOfTable {
+  int code = 0;
+  double margin = 0.0;
+};
+inline NearestOfTable nearest_of_table(const WeightCode& code, double x) {
+  double least = std::numeric_limits<double>::infinity(), second = least;
+  NearestOfTable found;
+  for (int c = 0; c < int(code.values.size()); ++c) {
+    const double value = code.values[size_t(c)], distance = std::abs(x - value);
+    if (c > 0 && value == code.values[size_t(found.code)]) continue;
+    if (distance < least) {
+      second = least;
+      least = distance;
+      found.code = c;
+    } else {
+      second = std::min(second, distance);
+    }
+  }
+  found.margin = (second - least) / 2.0;
+  return found;
+}
+
 struct OracleCodes {
   std::vector<int> codes_OI;
   std::vector<double> margins_OI;
@@ -107,6 +130,13 @@ inline OracleCodes optimal_brain_quantization(const at::Tensor& weight_OI, const
       const int64_t i = o * n + order[k], group = grid.group(order[k]);
       const double scale = grid.scales_OG[o * grid.num_groups() + group], zero = grid.zero(o, group);
       const bool kept = !kept_OI.defined() || kept_OI.const_data_ptr<bool>()[i];
+      if (!grid.code->is_integer()) {
+        const double unit = scale / grid.tensor_scale;
+        const NearestOfTable of_table = nearest_of_table(*grid.code, value / unit);
+        result.codes_OI[i] = kept ? of_table.code : grid.code->zero_code(grid.bits);
+        result.margins_OI[i] = kept ? of_table.margin : 1.0;
+        return unit * grid.code->value(uint8_t(result.codes_OI[i]));
+      }
       const double steps = value / scale;
       const double nearest = std::clamp(std::nearbyint(steps) + zero, 0.0, double((1 << grid.bits) - 1));
       result.codes_OI[i] = int(kept ? nearest : zero);

@@ -111,6 +111,37 @@ INSTANTIATE_TEST_SUITE_P(Shapes, GptqTwin,
                                          TwinCase{9, 172, kPerChannel, 128}, TwinCase{20, 160, 32, 1},
                                          TwinCase{97, 160, 32, 32}, TwinCase{20, 160, 32, 1000}));
 
+GridOptions grid_of(const WeightCode& code, ScaleSearch scales = ScaleSearch::hessian_diagonal) {
+  return {.bits = code.width(),
+          .group_size = code.block == 0 ? 32 : code.block,
+          .scales = scales,
+          .scale_dtype = code.scale_dtype.value_or(DType::BF16),
+          .code = &code};
+}
+
+TEST(Gptq, ChoosesTheValuesOfATableAsOptimalBrainQuantization) {
+  const at::Tensor weight = random_weight(40, 96, 15), hessian = random_hessian(96, 16);
+  int64_t num_rows_left = 0;
+  for (const WeightCode* code : {&kNvfp4Code, &kMxfp4Code, &kNf4Code}) {
+    for (const ActOrder act_order : {ActOrder::none, ActOrder::static_groups}) {
+      const std::vector<int64_t> order = oracle_order(hessian, act_order);
+      const GptqOptions options{.grid = grid_of(*code), .act_order = act_order};
+      const GptqResult result = gptq(weight, hessian, options);
+      validate(result.weight, "result");
+      const OracleCodes expected =
+          optimal_brain_quantization(weight, elimination_rows(hessian, 0.01, order), result.weight, order);
+      const OracleComparison comparison = compare(result.weight, expected, order);
+      EXPECT_EQ(comparison.num_wrong_rows, 0) << code->name << ", order " << int(act_order);
+      num_rows_left += comparison.num_rows_left_at_ties;
+      const QuantizedWeight rounded = rtn(weight, hessian.diagonal().contiguous(), options.grid);
+      std::vector<float> values = dequantize(rounded);
+      const double error = trace_error(weight, at::from_blob(values.data(), weight.sizes(), at::kFloat), hessian);
+      EXPECT_LT(result.trace_error, error) << code->name;
+    }
+  }
+  EXPECT_LE(num_rows_left, 12) << "so many ties that the comparison says little";
+}
+
 TEST(Gptq, TheComparisonWithTheOracleFindsPlantedFaults) {
   const at::Tensor weight = random_weight(4, 32, 7), hessian = random_hessian(32, 8);
   GptqResult result = gptq(weight, hessian, options_for(4, 32, true, ActOrder::none));

@@ -131,6 +131,150 @@ TEST(Grid, SearchFindsTheBestOfAllShrinkFactors) {
   }
 }
 
+// --- codes with tables ---
+
+const WeightCode* const kTableCodes[] = {&kNvfp4Code, &kMxfp4Code, &kNf4Code};
+
+GridOptions table_options(const WeightCode& code, ScaleSearch scales, DType scale_dtype = DType::BF16) {
+  return {.bits = code.width(),
+          .group_size = code.block == 0 ? 32 : code.block,
+          .scales = scales,
+          .scale_dtype = code.scale_dtype.value_or(scale_dtype),
+          .code = &code};
+}
+
+// Returns the distance of x from the nearest value, in float64.
+double table_error(const WeightCode& code, double x) {
+  double least = std::numeric_limits<double>::infinity();
+  for (const float value : code.values) least = std::min(least, std::abs(x - value));
+  return least;
+}
+
+double group_error_in_table(const WeightCode& code, const float* weights, const float* importance, int64_t width,
+                            double scale) {
+  double error = 0.0;
+  for (int64_t i = 0; i < width; ++i) {
+    const double difference = scale * table_error(code, weights[i] / scale);
+    error += importance[i] * difference * difference;
+  }
+  return error;
+}
+
+float magnitude(const float* weights, int64_t width) {
+  float largest = 0.0f;
+  for (int64_t i = 0; i < width; ++i) largest = std::max(largest, std::abs(weights[i]));
+  return largest;
+}
+
+// Returns the stored scale of one shrink factor by the header's formulas.
+float oracle_table_scale(const WeightCode& code, float absmax, float shrink, float tensor_scale, DType dtype) {
+  if (dtype == DType::F8_E8M0) {
+    double power = 0x1p-126;
+    while (7.0 * power <= absmax) power *= 2.0;  // beyond 7 a value would be nearer to 8 than to 6
+    return static_cast<float>(power * shrink);
+  }
+  return std::max(round_to(absmax * shrink / code.largest() * tensor_scale, dtype), smallest_scale(dtype));
+}
+
+TEST(Grid, MinMaxScalesOfTablesFollowTheirFormula) {
+  at::Tensor weight = random_weight(6, 96, 41);
+  weight.select(0, 2).mul_(1e-6);  // below what E4M3 resolves beside the rest
+  weight.select(0, 3).zero_();
+  for (const WeightCode* code : kTableCodes) {
+    const GridOptions options = table_options(*code, ScaleSearch::minmax);
+    const Grid grid = search_grid(weight, {}, options);
+    const float tensor_scale =
+        code->has_tensor_scale ? 448.0f * 6.0f / magnitude(floats(weight), weight.numel()) : 1.0f;
+    EXPECT_EQ(grid.tensor_scale, tensor_scale) << code->name;
+    const int64_t width = options.group_size;
+    for (int64_t group = 0; group < weight.numel() / width; ++group) {
+      const float absmax = magnitude(floats(weight) + group * width, width);
+      const float expected =
+          absmax == 0.0f ? 1.0f : oracle_table_scale(*code, absmax, 1.0f, tensor_scale, options.scale_dtype);
+      EXPECT_EQ(floats(grid.scales_OG)[group], expected) << code->name << ", group " << group;
+      EXPECT_EQ(floats(grid.zeros_OG)[group], 0.0f);
+    }
+  }
+}
+
+TEST(Grid, SearchOfTablesFindsTheBestOfAllCandidates) {
+  const int64_t num_in = 96;
+  const at::Tensor weight = random_weight(8, num_in, 42);
+  const at::Tensor diagonal = random_hessian(num_in, 43).diagonal().contiguous();
+  const std::vector<float> powers = {1.0f, 2.0f, 0.5f};
+  for (const WeightCode* code : kTableCodes) {
+    const GridOptions options = table_options(*code, ScaleSearch::hessian_diagonal);
+    const Grid grid = search_grid(weight, diagonal, options);
+    const int64_t width = options.group_size, num_groups = num_in / width;
+    const std::span<const float> factors =
+        options.scale_dtype == DType::F8_E8M0 ? std::span<const float>(powers) : std::span<const float>(kShrinkFactors);
+    for (int64_t group = 0; group < 8 * num_groups; ++group) {
+      const float* weights = floats(weight) + group * width;
+      const float* shares = floats(diagonal) + group % num_groups * width;
+      double best = std::numeric_limits<double>::infinity();
+      bool is_candidate = false;
+      for (const float factor : factors) {
+        const float scale =
+            oracle_table_scale(*code, magnitude(weights, width), factor, grid.tensor_scale, options.scale_dtype);
+        best = std::min(
+            best, group_error_in_table(*code, weights, shares, width, static_cast<double>(scale) / grid.tensor_scale));
+        is_candidate |= floats(grid.scales_OG)[group] == scale;
+      }
+      EXPECT_TRUE(is_candidate) << code->name;
+      const double found = group_error_in_table(*code, weights, shares, width,
+                                                static_cast<double>(floats(grid.scales_OG)[group]) / grid.tensor_scale);
+      EXPECT_LE(found, best * (1.0 + kSearchTolerance)) << code->name;
+    }
+  }
+}
+
+TEST(Grid, RoundedTablesHoldTheNearestValues) {
+  const at::Tensor weight = random_weight(8, 96, 44), hessian = random_hessian(96, 45);
+  for (const WeightCode* code : kTableCodes) {
+    for (const ScaleSearch search : {ScaleSearch::minmax, ScaleSearch::squared_error, ScaleSearch::hessian}) {
+      const GridOptions options = table_options(*code, search, DType::F16);
+      const QuantizedWeight rounded =
+          search == ScaleSearch::hessian ? rtn_with_hessian(weight, hessian, options) : rtn(weight, {}, options);
+      validate(rounded, "rounded");
+      EXPECT_EQ(rounded.code, code);
+      const std::vector<float> values = dequantize(rounded);
+      for (int64_t i = 0; i < weight.numel(); ++i) {
+        const double scale =
+            static_cast<double>(rounded.scales_OG[static_cast<size_t>(i / options.group_size)]) / rounded.tensor_scale;
+        const double found = std::abs(floats(weight)[i] - static_cast<double>(values[static_cast<size_t>(i)]));
+        // The quotient and the product are rounded to float32.
+        EXPECT_LE(found, scale * table_error(*code, floats(weight)[i] / scale) + 4e-7 * std::abs(floats(weight)[i]));
+      }
+    }
+  }
+}
+
+TEST(Grid, LayersOfOneInputShareAScaleOfTheWholeWeight) {
+  const at::Tensor small = random_weight(4, 32, 46).mul_(0.125), large = random_weight(4, 32, 47);
+  GridOptions options = table_options(kNvfp4Code, ScaleSearch::minmax);
+  options.tensor_scale = tensor_scale_for(kNvfp4Code, largest_magnitude(large));
+  const QuantizedWeight first = rtn(small, {}, options), second = rtn(large, {}, options);
+  EXPECT_EQ(first.tensor_scale, second.tensor_scale);
+  EXPECT_EQ(second.tensor_scale, search_grid(large, {}, table_options(kNvfp4Code, ScaleSearch::minmax)).tensor_scale);
+}
+
+TEST(Grid, TablesHaveNeitherZerosNorOtherGroups) {
+  const at::Tensor weight = random_weight(2, 64, 48);
+  const auto message = [&](GridOptions options) { return message_of([&] { search_grid(weight, {}, options); }); };
+  GridOptions options = table_options(kNvfp4Code, ScaleSearch::minmax);
+  options.symmetric = false;
+  EXPECT_NE(message(options).find("nvfp4 has neither zeros"), std::string::npos);
+  options = table_options(kNvfp4Code, ScaleSearch::minmax);
+  options.group_size = 32;
+  EXPECT_NE(message(options).find("blocks of 16, found 32"), std::string::npos);
+  options = table_options(kNvfp4Code, ScaleSearch::minmax);
+  options.scale_dtype = DType::BF16;
+  EXPECT_NE(message(options).find("expected F8_E4M3, found BF16"), std::string::npos);
+  options = table_options(kNf4Code, ScaleSearch::minmax);
+  options.bits = 3;
+  EXPECT_NE(message(options).find("bits: expected 4, found 3"), std::string::npos);
+}
+
 TEST(Grid, SearchInGroupsFindsTheBestByEachGroupsSquareOfH) {
   const int64_t num_in = 96, width = 32;
   at::Tensor weight = random_weight(70, num_in, 20);

@@ -51,14 +51,22 @@ std::vector<double> row_values(const QuantizedWeight& weight, int64_t row) {
   std::vector<double> values(weight.num_in);
   for (int64_t i = 0; i < weight.num_in; ++i) {
     const int64_t group = weight.group(i);
-    values[i] = double(weight.scales_OG[row * weight.num_groups() + group]) *
-                (weight.codes_OI[row * weight.num_in + i] - weight.zero(row, group));
+    const uint8_t code = weight.codes_OI[row * weight.num_in + i];
+    const double steps = weight.code->is_integer() ? code - weight.zero(row, group) : weight.code->value(code);
+    values[i] = double(weight.scales_OG[row * weight.num_groups() + group]) / weight.tensor_scale * steps;
   }
   return values;
 }
 
 double row_trace(const at::Tensor& weight, const at::Tensor& hessian, int64_t row, const QuantizedWeight& found) {
   return row_trace(weight, hessian, row, row_values(found, row));
+}
+
+// Returns the next number of the scale's type, up or down.
+float neighbour_of(float scale, DType dtype, int step) {
+  if (dtype == DType::F8_E8M0) return step > 0 ? 2.0f * scale : scale / 2.0f;
+  if (dtype == DType::F8_E4M3) return fp8_to_float(static_cast<uint8_t>(float_to_fp8(scale) + step));
+  return bf16_to_float(static_cast<uint16_t>(float_to_bf16(scale) + step));
 }
 
 // Returns the largest relative fall of a row's trace that one change of one code, zero or scale would bring. A scale
@@ -81,7 +89,8 @@ double largest_fall(const at::Tensor& weight, const at::Tensor& hessian, int64_t
     for (int64_t g = row * found.num_groups(); g < (row + 1) * found.num_groups(); ++g) {
       for (const int step : {-1, 1}) {
         QuantizedWeight changed = found;
-        changed.scales_OG[g] = bf16_to_float(static_cast<uint16_t>(float_to_bf16(found.scales_OG[g]) + step));
+        changed.scales_OG[g] = neighbour_of(found.scales_OG[g], found.scale_dtype, step);
+        if (!(changed.scales_OG[g] > 0.0f)) continue;  // beyond the type's range
         consider(changed);
         if (found.symmetric) continue;
         changed = found;
@@ -116,6 +125,29 @@ TEST(Refine, ComesToRestWhereNoSingleChangeHelps) {
           EXPECT_LE(largest_fall(weight, hessian, row, result.weight, grids), kFallTolerance)
               << num_in << " columns, row " << row << (grids ? ", grids" : "");
         }
+      }
+    }
+  }
+}
+
+TEST(Refine, TablesComeToRestWhereNoSingleChangeHelps) {
+  const at::Tensor weight = random_weight(12, 32, 41), hessian = random_hessian(32, 42);
+  for (const WeightCode* code : {&kNvfp4Code, &kMxfp4Code, &kNf4Code}) {
+    GridOptions grid = grid_for(4, code->block == 0 ? 8 : code->block, true);
+    grid.code = code;
+    grid.scale_dtype = code->scale_dtype.value_or(DType::BF16);
+    const QuantizedWeight start = rounded(weight, hessian, grid);
+    for (const bool grids : {true, false}) {
+      const RefineResult result = refine(weight, start, hessian, {.sweeps = kToRest, .damping = 0.0, .grids = grids});
+      validate(result.weight, "refined");
+      EXPECT_EQ(result.weight.tensor_scale, start.tensor_scale);
+      if (!grids) {
+        EXPECT_EQ(result.weight.scales_OG, start.scales_OG);
+      }
+      EXPECT_LT(result.trace_after, result.trace_before) << code->name;
+      for (int64_t row = 0; row < 12; ++row) {
+        EXPECT_LE(largest_fall(weight, hessian, row, result.weight, grids), kFallTolerance)
+            << code->name << ", row " << row << (grids ? ", grids" : "");
       }
     }
   }

@@ -62,7 +62,7 @@ inline SparseCheckpoint write_sparse_checkpoint(const std::filesystem::path& fol
   SparseCheckpoint result{.packed = folder / "packed", .dense = folder / "dense", .linears = {}, .schemes = {}};
   const std::string container = "pare-sparse24";
   const std::vector<PackScheme> kinds = {
-      {.bits = kDenseBits, .format = StoredFormat::dense, .container = container, .pattern = kTwoOfFour},
+      {.code = nullptr, .bits = kDenseBits, .container = container, .pattern = kTwoOfFour},
       {.bits = 4, .group_size = 32, .container = container, .pattern = kTwoOfFour},
       {.bits = 8, .symmetric = false, .container = container, .pattern = kTwoOfFour},
       {.bits = 4, .group_size = 16, .symmetric = false, .container = container}};

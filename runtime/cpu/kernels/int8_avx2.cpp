@@ -35,7 +35,7 @@ inline __m256 load_values(ScaleFormat format, const uint8_t* values, int half) {
 }
 
 constexpr int64_t line_bytes(ScaleFormat format) {
-  return (format == ScaleFormat::f32 ? 4 : 2) * kPanel;
+  return scale_bytes(format) * kPanel;
 }
 
 inline __m256i lane_mask(int64_t num_lanes) {

@@ -39,7 +39,7 @@ inline __m512 load_values(ScaleFormat format, const uint8_t* values) {
 }
 
 constexpr int64_t line_bytes(ScaleFormat format) {
-  return (format == ScaleFormat::f32 ? 4 : 2) * kPanel;
+  return scale_bytes(format) * kPanel;
 }
 
 inline __mmask16 lane_mask(int64_t num_lanes) {

@@ -138,16 +138,50 @@ using F16TwoOfFour = TwoOfFour<F16, WeightFormat::f16_24>;
 using Int8TwoOfFour = TwoOfFour<Int8, WeightFormat::int8_24>;
 using Int4TwoOfFour = TwoOfFour<Int4, WeightFormat::int4_24>;
 
+// A table of 16 values in two registers, from the run. vpermps reads the lowest three bits of an index, and the fourth
+// chooses the register.
+struct Table4 {
+  static constexpr WeightFormat kFormat = WeightFormat::table4;
+  static constexpr bool kQuantized = true;
+  static constexpr float kFactor = 1.0f;
+  explicit Table4(const PanelRun& run) : low(_mm256_loadu_ps(run.values)), high(_mm256_loadu_ps(run.values + 8)) {}
+  __m256 value(const uint8_t* unit, int j, int half) const {
+    const __m256i word = load_half(unit, half);
+    const __m256i index = _mm256_srli_epi32(word, 4 * j);
+    const __m256i fourth = _mm256_slli_epi32(word, 28 - 4 * j);
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, index), _mm256_permutevar8x32_ps(high, index),
+                            _mm256_castsi256_ps(fourth));
+  }
+
+  __m256 low, high;
+};
+
+// Returns what a format needs besides its lines: a table of values, or nothing.
+template <class Format>
+inline Format format_of(const PanelRun& run) {
+  if constexpr (Format::kFormat == WeightFormat::table4) return Format(run);
+  if constexpr (Format::kFormat != WeightFormat::table4) return {};
+}
+
 inline __m256 load_scales(const PanelRun& run, const uint8_t* scales, int half) {
   if (run.scale_format == ScaleFormat::f32)
     return _mm256_loadu_ps(reinterpret_cast<const float*>(scales) + kHalf * half);
+  if (scale_bytes(run.scale_format) == 1) {
+    const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales + kHalf * half));
+    // The exponent alone; 2^-127 is a subnormal.
+    if (run.scale_format == ScaleFormat::e8m0)
+      return _mm256_castsi256_ps(
+          _mm256_max_epi32(_mm256_slli_epi32(_mm256_cvtepu8_epi32(eight), 23), _mm256_set1_epi32(0x400000)));
+    // As in Fp8, without a sign.
+    return _mm256_mul_ps(_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(eight), 7)), _mm256_set1_ps(Fp8::kFactor));
+  }
   const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + 16 * half));
   if (run.scale_format == ScaleFormat::f16) return _mm256_cvtph_ps(halves);
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 
 inline int64_t scale_line_bytes(const PanelRun& run) {
-  return run.scale_format == ScaleFormat::f32 ? 4 * kPanel : 2 * kPanel;
+  return scale_bytes(run.scale_format) * kPanel;
 }
 
 // Loads zeros relative to the centre 2^(bits-1), which stored codes already have subtracted.
@@ -167,11 +201,12 @@ inline __m256i lane_mask(int64_t num_lanes) {
 
 // chain[r] += the products of row r with a unit of a dense format.
 template <class Format, int kRows>
-inline void add_unit(const uint8_t* bytes, const float* x, int64_t x_stride, __m256 (&chain)[kRows][2][kNumChains]) {
+inline void add_unit(const Format& format, const uint8_t* bytes, const float* x, int64_t x_stride,
+                     __m256 (&chain)[kRows][2][kNumChains]) {
   constexpr int kUnit = static_cast<int>(unit_shape(Format::kFormat).num_k);
 #pragma GCC unroll 32
   for (int j = 0; j < kUnit; ++j) {
-    const __m256 values[2] = {Format::value(bytes, j, 0), Format::value(bytes, j, 1)};
+    const __m256 values[2] = {format.value(bytes, j, 0), format.value(bytes, j, 1)};
 #pragma GCC unroll 2
     for (int r = 0; r < kRows; ++r) {
       const __m256 x_r = _mm256_set1_ps(x[r * x_stride + j]);
@@ -209,16 +244,19 @@ void gemv(const PanelRun& run, const float* x, int64_t x_stride, const float* su
   constexpr int64_t kBytes = unit_shape(Format::kFormat).num_bytes;
   constexpr bool kTwoOfFour = is_two_of_four(Format::kFormat);
   const int64_t units_per_group = run.group_len / kUnit;
-  const int64_t scale_bytes = scale_line_bytes(run);
+  const int64_t line_bytes = scale_line_bytes(run);
+  const Format format = format_of<Format>(run);
+  const bool has_tensor_scale = Format::kQuantized && run.tensor_scale != 1.0f;
+  const __m256 per_tensor = _mm256_set1_ps(1.0f / run.tensor_scale);
   const uint8_t* bytes = run.lines;
   const uint8_t* scales = run.scales;
   const uint8_t* zeros = run.zeros;
   for (int64_t out = 0; out < run.num_outs; out += kPanel) {
     __m256 total[kRows][2];
+    const __m256 bias[2] = {run.bias ? _mm256_loadu_ps(run.bias + out) : _mm256_setzero_ps(),
+                            run.bias ? _mm256_loadu_ps(run.bias + out + kHalf) : _mm256_setzero_ps()};
     for (int r = 0; r < kRows; ++r) {
-      for (int half = 0; half < 2; ++half) {
-        total[r][half] = run.bias ? _mm256_loadu_ps(run.bias + out + kHalf * half) : _mm256_setzero_ps();
-      }
+      for (int half = 0; half < 2; ++half) total[r][half] = has_tensor_scale ? _mm256_setzero_ps() : bias[half];
     }
     const float* x_k = x;
     for (int64_t group = 0; group < run.num_groups; ++group) {
@@ -249,7 +287,7 @@ void gemv(const PanelRun& run, const float* x, int64_t x_stride, const float* su
             add_unit_of_kept<Format, kRows, false>(bytes, x_k, x_stride, zero, chain);
           }
         } else {
-          add_unit<Format, kRows>(bytes, x_k, x_stride, chain);
+          add_unit<Format, kRows>(format, bytes, x_k, x_stride, chain);
         }
         bytes += kBytes;
         x_k += kUnit;
@@ -273,11 +311,14 @@ void gemv(const PanelRun& run, const float* x, int64_t x_stride, const float* su
         }
       }
       if constexpr (Format::kQuantized) {
-        scales += scale_bytes;
+        scales += line_bytes;
         if (zeros) zeros += kPanel;
       }
     }
     for (int half = 0; half < 2; ++half) {
+      for (int r = 0; r < kRows && has_tensor_scale; ++r) {
+        total[r][half] = _mm256_fmadd_ps(total[r][half], per_tensor, bias[half]);
+      }
       const __m256i mask = lane_mask(run.num_outs - out - kHalf * half);
       for (int r = 0; r < kRows; ++r) _mm256_maskstore_ps(y + r * y_stride + out + kHalf * half, mask, total[r][half]);
     }
@@ -318,7 +359,8 @@ template <class Format>
 void expand(const PanelRun& run, int64_t begin_k, int64_t end_k, float* dst, int64_t dst_stride) {
   constexpr int kUnit = static_cast<int>(unit_shape(Format::kFormat).num_k);
   constexpr int64_t kBytes = unit_shape(Format::kFormat).num_bytes;
-  const int64_t scale_bytes = scale_line_bytes(run);
+  const int64_t line_bytes = scale_line_bytes(run);
+  const Format format = format_of<Format>(run);
   for (int64_t k = begin_k; k < end_k;) {
     const int64_t group = k / run.group_len;
     const int64_t group_end = (group + 1) * run.group_len < end_k ? (group + 1) * run.group_len : end_k;
@@ -326,7 +368,8 @@ void expand(const PanelRun& run, int64_t begin_k, int64_t end_k, float* dst, int
     __m256 zero[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
     if constexpr (Format::kQuantized) {
       for (int half = 0; half < 2; ++half) {
-        scale[half] = load_scales(run, run.scales + group * scale_bytes, half);
+        scale[half] = load_scales(run, run.scales + group * line_bytes, half);
+        if (run.tensor_scale != 1.0f) scale[half] = _mm256_div_ps(scale[half], _mm256_set1_ps(run.tensor_scale));
         if (run.zeros) zero[half] = load_zeros<Format>(run.zeros + group * kPanel, half);
       }
     }
@@ -340,7 +383,7 @@ void expand(const PanelRun& run, int64_t begin_k, int64_t end_k, float* dst, int
         } else {
 #pragma GCC unroll 32
           for (int j = 0; j < kUnit; ++j) {
-            const __m256 value = scaled<Format>(Format::value(bytes, j, half), zero[half], scale[half]);
+            const __m256 value = scaled<Format>(format.value(bytes, j, half), zero[half], scale[half]);
             _mm256_storeu_ps(dst_half + j * dst_stride, value);
           }
         }
@@ -407,6 +450,7 @@ LinearKernels make_kernels() {
   add_format<Int4>(kernels);
   add_format<Int8>(kernels);
   add_format<Fp8>(kernels);
+  add_format<Table4>(kernels);
   add_format<Bf16TwoOfFour>(kernels);
   add_format<F16TwoOfFour>(kernels);
   add_format<Int8TwoOfFour>(kernels);

@@ -1,9 +1,10 @@
 // AVX-512 (F, BW, VL, DQ) kernels of packed linears. linear_kernels.h gives the layout and each parameter's meaning.
 //
-// DECODE. A table of 16 code values lies in one register. vpermps reads only the low 4 bits of each index, so a shift,
-// a permute and an FMA multiply 16 weights of 2, 3 or 4 bits (narrower codes repeat the table). int8 takes a byte
-// shuffle to the top of the lane, a conversion and an FMA; bf16 a shift or a mask and an FMA. Four chains hide the
-// FMA's latency. Scales and zeros are applied to the group's sum, never to single weights.
+// DECODE. A table of 16 code values lies in one register, for integers and for codes with values of their own. vpermps
+// reads only the low 4 bits of each index, so a shift, a permute and an FMA multiply 16 weights of 2, 3 or 4 bits
+// (narrower codes repeat the table). int8 takes a byte shuffle to the top of the lane, a conversion and an FMA; bf16 a
+// shift or a mask and an FMA. Four chains hide the FMA's latency. Scales and zeros are applied to the group's sum, never
+// to single weights.
 //
 // 2:4: every 128-bit lane holds a four of x, and vpermilps picks the kept one for each output. A kept weight costs a
 // shift of the places and a permutation besides the cost of its format. It stands for two weights of a dense row.
@@ -168,15 +169,46 @@ struct Fp8 {
   }
 };
 
+// A table of 16 values in a register, from the run. vpermps reads the lowest four bits of each index.
+struct Table4 {
+  static constexpr WeightFormat kFormat = WeightFormat::table4;
+  static constexpr bool kQuantized = true;
+  static constexpr float kFactor = 1.0f;
+  struct Unit {
+    const uint8_t* line;
+  };
+  explicit Table4(const PanelRun& run) : table(_mm512_loadu_ps(run.values)) {}
+  static Unit load(const uint8_t* bytes) { return {bytes}; }
+  __m512 value(const Unit& unit, int j) const { return _mm512_permutexvar_ps(load_shifted(unit.line, 4 * j), table); }
+
+  __m512 table;
+};
+
+// Returns what a format needs besides its lines: a table of values, or nothing.
+template <class Format>
+inline Format format_of(const PanelRun& run) {
+  if constexpr (Format::kFormat == WeightFormat::table4) return Format(run);
+  if constexpr (Format::kFormat != WeightFormat::table4) return {};
+}
+
 inline __m512 load_scales(ScaleFormat format, const uint8_t* scales) {
   if (format == ScaleFormat::f32) return _mm512_loadu_ps(scales);
+  if (scale_bytes(format) == 1) {
+    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales)));
+    // The exponent alone; 2^-127 is a subnormal.
+    if (format == ScaleFormat::e8m0)
+      return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(bytes, 23), _mm512_set1_epi32(0x400000)));
+    // As in Fp8, without a sign.
+    const __m256i halves_of_bytes = _mm512_cvtepi32_epi16(_mm512_slli_epi32(bytes, 7));
+    return _mm512_mul_ps(_mm512_cvtph_ps(halves_of_bytes), _mm512_set1_ps(Fp8::kFactor));
+  }
   const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales));
   if (format == ScaleFormat::f16) return _mm512_cvtph_ps(halves);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
 constexpr int64_t scale_line_bytes(ScaleFormat format) {
-  return (format == ScaleFormat::f32 ? 4 : 2) * kPanel;
+  return scale_bytes(format) * kPanel;
 }
 
 // Loads zeros relative to the centre 2^(bits-1), which stored codes already have subtracted.
@@ -213,12 +245,13 @@ using Int4TwoOfFour = TwoOfFour<Int4, WeightFormat::int4_24>;
 
 // chain[r] += the products of row r with a unit of a dense format.
 template <class Format, int kRows>
-inline void add_unit(const uint8_t* bytes, const float* x, int64_t x_stride, __m512 (&chain)[kRows][kNumChains]) {
+inline void add_unit(const Format& format, const uint8_t* bytes, const float* x, int64_t x_stride,
+                     __m512 (&chain)[kRows][kNumChains]) {
   constexpr int kUnit = static_cast<int>(unit_shape(Format::kFormat).num_k);
   const typename Format::Unit unit = Format::load(bytes);
 #pragma GCC unroll 32
   for (int j = 0; j < kUnit; ++j) {
-    const __m512 value = Format::value(unit, j);
+    const __m512 value = format.value(unit, j);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       chain[r][j % kNumChains] = _mm512_fmadd_ps(value, _mm512_set1_ps(x[r * x_stride + j]), chain[r][j % kNumChains]);
@@ -251,12 +284,16 @@ void gemv_run(const PanelRun& run, const float* x, int64_t x_stride, const float
   constexpr int64_t kBytes = unit_shape(Format::kFormat).num_bytes;
   constexpr bool kTwoOfFour = is_two_of_four(Format::kFormat);
   const int64_t units_per_group = run.group_len / kUnit;
+  const Format format = format_of<Format>(run);
+  const bool has_tensor_scale = kScale != ScaleFormat::none && run.tensor_scale != 1.0f;
+  const __m512 per_tensor = _mm512_set1_ps(1.0f / run.tensor_scale);
   const uint8_t* bytes = run.lines;
   const uint8_t* scales = run.scales;
   const uint8_t* zeros = run.zeros;
   for (int64_t out = 0; out < run.num_outs; out += kPanel) {
     __m512 total[kRows];
-    for (int r = 0; r < kRows; ++r) total[r] = run.bias ? _mm512_loadu_ps(run.bias + out) : _mm512_setzero_ps();
+    const __m512 bias = run.bias ? _mm512_loadu_ps(run.bias + out) : _mm512_setzero_ps();
+    for (int r = 0; r < kRows; ++r) total[r] = has_tensor_scale ? _mm512_setzero_ps() : bias;
     const float* x_k = x;
     for (int64_t group = 0; group < run.num_groups; ++group) {
       __m512 chain[kRows][kNumChains];
@@ -278,7 +315,7 @@ void gemv_run(const PanelRun& run, const float* x, int64_t x_stride, const float
         if constexpr (kTwoOfFour) {
           add_unit_of_kept<Format, kRows, kHasZeros>(bytes, x_k, x_stride, zero, chain);
         } else {
-          add_unit<Format, kRows>(bytes, x_k, x_stride, chain);
+          add_unit<Format, kRows>(format, bytes, x_k, x_stride, chain);
         }
         bytes += kBytes;
         x_k += kUnit;
@@ -301,6 +338,7 @@ void gemv_run(const PanelRun& run, const float* x, int64_t x_stride, const float
         }
       }
     }
+    for (int r = 0; r < kRows && has_tensor_scale; ++r) total[r] = _mm512_fmadd_ps(total[r], per_tensor, bias);
     const __mmask16 mask = lane_mask(run.num_outs - out);
     for (int r = 0; r < kRows; ++r) _mm512_mask_storeu_ps(y + r * y_stride + out, mask, total[r]);
   }
@@ -310,7 +348,25 @@ template <class Format, int kRows>
 void gemv(const PanelRun& run, const float* x, int64_t x_stride, const float* sums, int64_t sums_stride, float* y,
           int64_t y_stride) {
   GemvKernel kernel = nullptr;
-  if constexpr (Format::kQuantized) {
+  if constexpr (Format::kFormat == WeightFormat::table4) {
+    switch (run.scale_format) {
+      case ScaleFormat::e4m3:
+        kernel = gemv_run<Format, kRows, ScaleFormat::e4m3, false>;
+        break;
+      case ScaleFormat::e8m0:
+        kernel = gemv_run<Format, kRows, ScaleFormat::e8m0, false>;
+        break;
+      case ScaleFormat::bf16:
+        kernel = gemv_run<Format, kRows, ScaleFormat::bf16, false>;
+        break;
+      case ScaleFormat::f16:
+        kernel = gemv_run<Format, kRows, ScaleFormat::f16, false>;
+        break;
+      default:
+        kernel = gemv_run<Format, kRows, ScaleFormat::f32, false>;
+        break;
+    }
+  } else if constexpr (Format::kQuantized) {
     switch (run.scale_format) {
       case ScaleFormat::bf16:
         kernel = run.zeros ? gemv_run<Format, kRows, ScaleFormat::bf16, true>
@@ -364,14 +420,16 @@ template <class Format>
 void expand(const PanelRun& run, int64_t begin_k, int64_t end_k, float* dst, int64_t dst_stride) {
   constexpr int kUnit = static_cast<int>(unit_shape(Format::kFormat).num_k);
   constexpr int64_t kBytes = unit_shape(Format::kFormat).num_bytes;
-  const int64_t scale_bytes = scale_line_bytes(run.scale_format);
+  const int64_t line_bytes = scale_line_bytes(run.scale_format);
+  const Format format = format_of<Format>(run);
   for (int64_t k = begin_k; k < end_k;) {
     const int64_t group = k / run.group_len;
     const int64_t group_end = (group + 1) * run.group_len < end_k ? (group + 1) * run.group_len : end_k;
     __m512 scale = _mm512_setzero_ps();
     __m512 zero = _mm512_setzero_ps();
     if constexpr (Format::kQuantized) {
-      scale = load_scales(run.scale_format, run.scales + group * scale_bytes);
+      scale = load_scales(run.scale_format, run.scales + group * line_bytes);
+      if (run.tensor_scale != 1.0f) scale = _mm512_div_ps(scale, _mm512_set1_ps(run.tensor_scale));
       if (run.zeros) zero = load_zeros<Format>(run.zeros + group * kPanel);
     }
     for (; k < group_end; k += kUnit) {
@@ -383,7 +441,7 @@ void expand(const PanelRun& run, int64_t begin_k, int64_t end_k, float* dst, int
         const typename Format::Unit unit = Format::load(bytes);
 #pragma GCC unroll 32
         for (int j = 0; j < kUnit; ++j) {
-          _mm512_storeu_ps(dst, scaled<Format>(Format::value(unit, j), zero, scale));
+          _mm512_storeu_ps(dst, scaled<Format>(format.value(unit, j), zero, scale));
           dst += dst_stride;
         }
       }
@@ -452,6 +510,7 @@ LinearKernels make_kernels() {
   add_format<Int4>(kernels);
   add_format<Int8>(kernels);
   add_format<Fp8>(kernels);
+  add_format<Table4>(kernels);
   add_format<Bf16TwoOfFour>(kernels);
   add_format<F16TwoOfFour>(kernels);
   add_format<Int8TwoOfFour>(kernels);

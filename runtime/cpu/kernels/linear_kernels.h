@@ -11,6 +11,7 @@
 //   int4     8 x 64           one line: lane = 8 codes, lowest nibble first
 //   int2    16 x 64           one line: lane = 16 codes, lowest bits first
 //   fp8      4 x 64           as int8, the lane's bytes being E4M3 bit patterns
+//   table4   8 x 64           as int4, a nibble being a place in a table of 16 values
 //   int3    32 x 192          three lines: the lane's three words are a dense stream of 32 codes, lowest bits first
 //
 // 2:4 (bf16_24, f16_24, int8_24, int4_24): of every four neighbouring positions two are kept, in ascending order. A
@@ -28,7 +29,7 @@
 //
 // An integer code c of b bits is stored as the two's complement value c - 2^(b-1). Groups (one scale, and one zero
 // where asymmetric) are group_len positions: the group size rounded up to whole units, with x = 0 at padding positions.
-// Scales [G, 16] keep the 16 bits of their type; zeros [G, 16] are bytes: the unsigned zero of the grid.
+// Scales [G, 16] keep their type; zeros [G, 16] are bytes: the unsigned zero of the grid.
 //
 // PREFILL expands a tile of panels to float32 once per row block and multiplies register tiles. DECODE streams panels
 // through registers. Both add products of a row in an order fixed by the shape alone.
@@ -43,17 +44,34 @@ inline constexpr int64_t kPanel = 16;
 // The bytes after the last panel that kernels of packed linears may read and ignore.
 inline constexpr int64_t kLineSlack = 64;
 
-enum class WeightFormat : uint8_t { bf16, f16, f32, int2, int3, int4, int8, fp8, bf16_24, f16_24, int8_24, int4_24 };
-inline constexpr int kNumWeightFormats = 12;
-enum class ScaleFormat : uint8_t { none, bf16, f16, f32 };
+enum class WeightFormat : uint8_t {
+  bf16,
+  f16,
+  f32,
+  int2,
+  int3,
+  int4,
+  int8,
+  fp8,
+  table4,
+  bf16_24,
+  f16_24,
+  int8_24,
+  int4_24
+};
+inline constexpr int kNumWeightFormats = 13;
+enum class ScaleFormat : uint8_t { none, bf16, f16, f32, e4m3, e8m0 };
+constexpr int64_t scale_bytes(ScaleFormat format) {
+  return format == ScaleFormat::none ? 0 : format == ScaleFormat::f32 ? 4 : format <= ScaleFormat::f16 ? 2 : 1;
+}
 
 struct UnitShape {
   int64_t num_k;
   int64_t num_bytes;
 };
-inline constexpr UnitShape kUnitShapes[kNumWeightFormats] = {{4, 128},  {4, 128},  {4, 256},  {16, 64},
-                                                             {32, 192}, {8, 64},   {4, 64},   {4, 64},
-                                                             {32, 576}, {32, 576}, {32, 320}, {32, 192}};
+inline constexpr UnitShape kUnitShapes[kNumWeightFormats] = {{4, 128},  {4, 128},  {4, 256}, {16, 64}, {32, 192},
+                                                             {8, 64},   {4, 64},   {4, 64},  {8, 64},  {32, 576},
+                                                             {32, 576}, {32, 320}, {32, 192}};
 constexpr UnitShape unit_shape(WeightFormat format) {
   return kUnitShapes[static_cast<int>(format)];
 }
@@ -89,6 +107,8 @@ struct PanelRun {
   int64_t group_len;
   int64_t num_outs;
   ScaleFormat scale_format;
+  float tensor_scale = 1.0f;      // scales are divided by it
+  const float* values = nullptr;  // [16], for table4
 };
 
 // y[r * y_stride + o] = sum over k of x[r * x_stride + k] * W[o, k] + bias[o] for a fixed number of rows. sums[r *

@@ -321,8 +321,8 @@ TEST(GridView, WhatIsNotTrainedHasNoGradient) {
 
 TEST(GridView, Fp8IsRefused) {
   QuantizedWeight weight = make_weight({"", 8, true, false, DType::BF16, {}});
-  weight.code_type = CodeType::fp8;
-  expect_error<std::invalid_argument>([&] { GridView("layer", weight, {true, true}); }, {"layer", "FP8", "integer"});
+  weight.code = &kFp8Code;
+  expect_error<std::invalid_argument>([&] { GridView("layer", weight, {true, true}); }, {"layer", "fp8", "integer"});
 }
 
 }  // namespace

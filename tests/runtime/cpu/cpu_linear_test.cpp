@@ -41,12 +41,12 @@ struct Format {
   DType dtype;
   int64_t group_size = kPerChannel;
   bool symmetric = true;
+  const WeightCode* code = &kIntegerCode;
 
   bool quantized() const { return bits <= 8; }
   std::string name() const {
     if (!quantized()) return std::string(dtype_name(dtype));
-    return "w" + std::to_string(bits) + "_" +
-           (group_size == kPerChannel ? "channel" : "g" + std::to_string(group_size)) +
+    return code_name(code, bits) + "_" + (group_size == kPerChannel ? "channel" : "g" + std::to_string(group_size)) +
            (symmetric ? "_symmetric_" : "_asymmetric_") + std::string(dtype_name(dtype));
   }
 };
@@ -61,6 +61,13 @@ std::vector<Format> all_formats() {
       }
     }
   }
+  for (const WeightCode* code : {&kNvfp4Code, &kMxfp4Code}) {
+    formats.push_back({4, *code->scale_dtype, code->block, true, code});
+  }
+  for (const DType dtype : scale_dtypes) formats.push_back({4, dtype, 32, true, &kNf4Code});
+  formats.push_back({4, DType::F32, kPerChannel, true, &kNf4Code});
+  formats.push_back({4, DType::F16, 86, true, &kNf4Code});
+  formats.push_back({8, DType::BF16, kPerChannel, true, &kFp8Code});
   return formats;
 }
 
@@ -103,11 +110,16 @@ OwnedWeights random_weights(const Format& format, int64_t num_out, int64_t num_i
   QuantizedWeight weight;
   weight.num_out = num_out;
   weight.num_in = num_in;
+  weight.code = format.code;
   weight.bits = format.bits;
+  if (format.code->has_tensor_scale) weight.tensor_scale = 5.3f;
   weight.group_size = format.group_size;
   weight.symmetric = format.symmetric;
   weight.scale_dtype = format.dtype;
-  for (int64_t i = 0; i < num_out * num_in; ++i) weight.codes_OI.push_back(random_code(random, format.bits));
+  for (int64_t i = 0; i < num_out * num_in; ++i) {
+    const uint8_t code = random_code(random, format.bits);
+    weight.codes_OI.push_back(format.code == &kFp8Code && (code & 0x7f) == 0x7f ? 0x7e : code);  // no NaN
+  }
   for (int64_t i = 0; i < num_out * weight.num_groups(); ++i) {
     weight.scales_OG.push_back(round_to(random_float(random, 0.01f, 0.5f), format.dtype));
     if (!format.symmetric) weight.zeros_OG.push_back(random_code(random, format.bits));
@@ -145,6 +157,13 @@ PlainWeights plain_weights(std::span<const LinearWeights> parts) {
           const int code = quantized.codes_OI[o * plain.num_in + i];
           const int zero = quantized.zero(o, group);
           const int center = 1 << (quantized.bits - 1);
+          if (!quantized.code->is_integer()) {
+            w = static_cast<float>(scale / quantized.tensor_scale);  // one of two roundings to float32
+            w *= quantized.code->value(static_cast<uint8_t>(code));
+            plain.w_OI.push_back(w);
+            plain.magnitude_OI.push_back(std::abs(w));
+            continue;
+          }
           w = scale * (code - zero);
           magnitude = scale * (std::abs(code - center) + std::abs(zero - center));
         }
@@ -381,6 +400,18 @@ std::vector<LinearWeights> views_of(const std::vector<OwnedWeights>& owned) {
   std::vector<LinearWeights> views;
   for (const OwnedWeights& part : owned) views.push_back(part.weights);
   return views;
+}
+
+// Kernels that load FP8 scales read no sign.
+TEST(CpuLinear, AScaleOfMinusZeroIsZero) {
+  OwnedWeights owned = random_weights({4, DType::F8_E4M3, 16, true, &kNvfp4Code}, 17, 32, false, 12);
+  auto& scales_OG = std::get<QuantizedWeight>(owned.weights.weight).scales_OG;
+  for (size_t i = 0; i < scales_OG.size(); i += 3) scales_OG[i] = -0.0f;
+  const Expected expected = multiply_plainly(plain_weights(std::span(&owned.weights, 1)), random_x(2, 32, 13), 2);
+  for (const Isa isa : supported_isas()) {
+    const auto packed = pack_linear(isa, std::span(&owned.weights, 1), 1);
+    EXPECT_EQ(multiply_and_compare(*packed, expected, random_x(2, 32, 13), 2), "") << isa_name(isa);
+  }
 }
 
 TEST(CpuLinear, StacksPartsOfDifferentPrecision) {

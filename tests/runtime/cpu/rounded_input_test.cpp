@@ -85,7 +85,7 @@ struct Layer {
     weight.num_out = num_out;
     weight.num_in = num_in;
     weight.bits = groups ? 4 : kind == Kind::w3 ? 3 : kind == Kind::w2 ? 2 : 8;
-    weight.code_type = kind == Kind::fp8 ? CodeType::fp8 : CodeType::integer;
+    weight.code = kind == Kind::fp8 ? &kFp8Code : &kIntegerCode;
     weight.group_size = groups ? num_in / 4 : kPerChannel;
     weight.symmetric = kind != Kind::w8_asymmetric && kind != Kind::w4_groups_asymmetric;
     const uint32_t limit = 1u << weight.bits;

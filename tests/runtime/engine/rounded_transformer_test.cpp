@@ -32,18 +32,19 @@ double rms_difference(std::span<const float> a, std::span<const float> b) {
 }
 
 // Rounds a weight to the nearest codes, which the quantizers improve on.
-QuantizedWeight round_weight(const DenseWeight& dense, int bits, int64_t group_size, CodeType type, bool per_tensor) {
+QuantizedWeight round_weight(const DenseWeight& dense, int bits, int64_t group_size, const WeightCode* type,
+                             bool per_tensor) {
   QuantizedWeight weight;
   weight.num_out = dense.num_out;
   weight.num_in = dense.num_in;
   weight.bits = bits;
-  weight.code_type = type;
+  weight.code = type;
   weight.group_size = group_size;
   weight.scale_dtype = DType::F32;
   std::vector<float> values(static_cast<size_t>(dense.num_out * dense.num_in));
   convert_to_float(dense.dtype, dense.data, values);
   const int64_t width = group_size == kPerChannel ? dense.num_in : group_size;
-  const float largest_code = type == CodeType::fp8 ? 448.0f : static_cast<float>((1 << (bits - 1)) - 1);
+  const float largest_code = type == &kFp8Code ? 448.0f : static_cast<float>((1 << (bits - 1)) - 1);
   float largest_of_all = 0.0f;
   for (const float value : values) largest_of_all = std::max(largest_of_all, std::abs(value));
   weight.codes_OI.resize(values.size());
@@ -54,7 +55,7 @@ QuantizedWeight round_weight(const DenseWeight& dense, int bits, int64_t group_s
     const float scale = largest / largest_code;
     weight.scales_OG.push_back(scale);
     for (size_t i = 0; i < group.size(); ++i) {
-      weight.codes_OI[begin + i] = type == CodeType::fp8
+      weight.codes_OI[begin + i] = type == &kFp8Code
                                        ? float_to_fp8(group[i] / scale)
                                        : static_cast<uint8_t>(std::rint(group[i] / scale) + (1 << (bits - 1)));
     }
@@ -77,7 +78,7 @@ struct Scheme {
   InputFormat input;
   int bits = 8;  // 16: as stored
   int64_t group_size = kPerChannel;
-  CodeType type = CodeType::integer;
+  const WeightCode* type = &kIntegerCode;
   bool per_tensor = false;
 
   void apply(LinearWeights& linear) const {
@@ -99,16 +100,16 @@ std::vector<Scheme> schemes() {
   asymmetric_outliers.symmetric = false;
   return {{"w8a8_token", int8(InputRange::token, true)},
           {"w8a8_token_asymmetric", int8(InputRange::token, false)},
-          {"w8a8_tensor_dynamic", int8(InputRange::tensor, true), 8, kPerChannel, CodeType::integer, true},
-          {"w8a8_tensor_static", int8(InputRange::static_, false), 8, kPerChannel, CodeType::integer, true},
+          {"w8a8_tensor_dynamic", int8(InputRange::tensor, true), 8, kPerChannel, &kIntegerCode, true},
+          {"w8a8_tensor_static", int8(InputRange::static_, false), 8, kPerChannel, &kIntegerCode, true},
           {"w4a8_groups", int8(InputRange::token, true), 4, 8},
           {"w16a8", int8(InputRange::token, true), 16},
-          {"fp8_token", {.type = InputType::fp8}, 8, kPerChannel, CodeType::fp8},
+          {"fp8_token", {.type = InputType::fp8}, 8, kPerChannel, &kFp8Code},
           {"fp8_static",
            {.type = InputType::fp8, .range = InputRange::static_, .scale = 0.01f},
            8,
            kPerChannel,
-           CodeType::fp8,
+           &kFp8Code,
            true},
           {"llm_int8", outliers},
           {"llm_int8_asymmetric", asymmetric_outliers}};

@@ -55,7 +55,7 @@ def check_containers(folder):
     config = QuantizationConfig(**json.loads((folder / "containers.json").read_text()))
     assert config.format == "mixed-precision", config
     schemes = {target: scheme for scheme in config.config_groups.values() for target in scheme.targets}
-    assert len(schemes) == 7, schemes.keys()
+    assert len(schemes) == 9, schemes.keys()
     formats = set()
     for module, scheme in schemes.items():
         state = state_of(tensors, module)
@@ -66,13 +66,17 @@ def check_containers(folder):
         # The package multiplies in the scales' type: our exact product, rounded once to it.
         assert torch.equal(weight, expected.to(weight.dtype)), (module, scheme)
         activations = scheme.input_activations
+        if activations is None:
+            assert not any("input" in name for name in state), (module, state.keys())
+            continue
         assert ("input_scale" in state) == (not activations.dynamic), (module, state.keys())
         assert ("input_zero_point" in state) == (not activations.dynamic and not activations.symmetric), module
         if "input_scale" in state:
             assert state["input_scale"].item() == 0.25 and state["input_scale"].shape == (1,), module
         if "input_zero_point" in state:
             assert state["input_zero_point"].item() == -7, module
-    assert formats == {"pack-quantized", "int-quantized", "float-quantized"}, formats
+    expected = {"pack-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"}
+    assert formats == expected, formats
 
 
 def check_awq(folder):

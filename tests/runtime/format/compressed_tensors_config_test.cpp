@@ -120,19 +120,21 @@ const InputFormat kTokens{.type = InputType::int8};
 const InputFormat kStatic{.type = InputType::int8, .range = InputRange::static_, .symmetric = false};
 const InputFormat kSequence{.type = InputType::int8, .range = InputRange::tensor};
 const InputFormat kFloats{.type = InputType::fp8, .range = InputRange::static_};
-const PackScheme kW8A8{.bits = 8, .format = StoredFormat::int_quantized, .input = kTokens};
-const PackScheme kW8A8Static{.bits = 8, .format = StoredFormat::int_quantized, .per_tensor = true, .input = kStatic};
-const PackScheme kW8A8Sequence{.bits = 8, .format = StoredFormat::int_quantized, .input = kSequence};
+const PackScheme kW8A8{.bits = 8, .layout = CodeLayout::bytes, .input = kTokens};
+const PackScheme kW8A8Static{.bits = 8, .layout = CodeLayout::bytes, .per_tensor = true, .input = kStatic};
+const PackScheme kW8A8Sequence{.bits = 8, .layout = CodeLayout::bytes, .input = kSequence};
 const PackScheme kW4A8{.bits = 4, .group_size = 32, .input = kTokens};
-const PackScheme kFp8{.bits = 8, .format = StoredFormat::float_quantized, .per_tensor = true, .input = kFloats};
-const PackScheme kDenseTokens{.bits = kDenseBits, .format = StoredFormat::dense, .input = kTokens};
-const PackScheme kDenseStatic{.bits = kDenseBits, .format = StoredFormat::dense, .input = kStatic};
-const PackScheme kDenseFp8{.bits = kDenseBits, .format = StoredFormat::dense, .input = kFloats};
-const PackScheme kFp8Weights{.bits = 8, .format = StoredFormat::float_quantized};
+const PackScheme kFp8{.code = &kFp8Code, .bits = 8, .per_tensor = true, .input = kFloats};
+const PackScheme kDenseTokens{.code = nullptr, .bits = kDenseBits, .input = kTokens};
+const PackScheme kDenseStatic{.code = nullptr, .bits = kDenseBits, .input = kStatic};
+const PackScheme kDenseFp8{.code = nullptr, .bits = kDenseBits, .input = kFloats};
+const PackScheme kFp8Weights{.code = &kFp8Code, .bits = 8};
+const PackScheme kNvfp4{.code = &kNvfp4Code, .bits = 4, .group_size = 16};
+const PackScheme kMxfp4{.code = &kMxfp4Code, .bits = 4, .group_size = 32};
 
 TEST(QuantizationConfig, EverySchemeIsReadBack) {
   for (const PackScheme& scheme : {kInt4, kInt8, kInt3, kW8A8, kW8A8Static, kW8A8Sequence, kW4A8, kFp8, kFp8Weights,
-                                   kDenseTokens, kDenseStatic, kDenseFp8}) {
+                                   kDenseTokens, kDenseStatic, kDenseFp8, kNvfp4, kMxfp4}) {
     const Json config = text_of({{"a.q", scheme}}, {"lm_head"});
     EXPECT_EQ(config["config_groups"].size(), 1u);
     EXPECT_EQ(config["format"], config["config_groups"]["group_0"]["format"]);
@@ -155,6 +157,14 @@ TEST(QuantizationConfig, ThePresetsOfThePackageAreWritten) {
   EXPECT_EQ(group["input_activations"]["type"], "float");
   EXPECT_EQ(group["input_activations"]["strategy"], "tensor");
   EXPECT_EQ(group["input_activations"]["dynamic"], false);
+  group = text_of({{"a.q", kNvfp4}}, {})["config_groups"]["group_0"];
+  EXPECT_EQ(group["format"], "nvfp4-pack-quantized");
+  EXPECT_EQ(group["weights"]["strategy"], "tensor_group");
+  EXPECT_EQ(group["weights"]["scale_dtype"], "torch.float8_e4m3fn");
+  group = text_of({{"a.q", kMxfp4}}, {})["config_groups"]["group_0"];
+  EXPECT_EQ(group["format"], "mxfp4-pack-quantized");
+  EXPECT_EQ(group["weights"]["strategy"], "group");
+  EXPECT_EQ(group["weights"]["scale_dtype"], "torch.uint8");
 }
 
 // A scheme of the package with weights: null, whose format it calls dense.
@@ -246,6 +256,17 @@ TEST(QuantizationConfig, UnknownCombinationsAreRefusedBothWays) {
   refused_text(kFp8, "weights/type", "int", {"weights.type", "float-quantized"});
   refused_text(kFp8, "weights/strategy", "block", {"weights.strategy", "block"});
   refused_text(kW8A8, "weights/type", "float", {"weights.type", "int-quantized"});
+  for (const PackScheme& fp4 : {kNvfp4, kMxfp4}) {
+    refused_text(fp4, "weights/num_bits", 8, {"weights.num_bits", "expected 4", "found 8"});
+    refused_text(fp4, "weights/num_bits", -4, {"weights.num_bits", "found -4"});
+    refused_text(fp4, "weights/type", "int", {"weights.type", "expected \"float\""});
+    refused_text(fp4, "weights/group_size", 64, {"weights.group_size", "expected", "found 64"});
+    refused_text(fp4, "weights/strategy", "channel", {"weights.strategy", "channel"});
+    refused_text(fp4, "weights/symmetric", false, {"group_0", "symmetric"});
+    refused_text(fp4, "weights/scale_dtype", "torch.bfloat16", {"weights.scale_dtype", "torch.bfloat16"});
+    refused_text(fp4, "weights/actorder", "group", {"group_0", "order"});
+  }
+  refused_text(kNvfp4, "format", "nvfp5-pack-quantized", {"group_0.format", "nvfp5-pack-quantized", "mxfp4"});
 }
 
 TEST(QuantizationConfig, HostileExpressionsAreBounded) {
@@ -310,7 +331,7 @@ TEST(QuantizationConfig, EverythingUnsupportedIsRefusedByName) {
   refused(group + "/input_activations", activations,
           {"group_0.input_activations.num_bits", "not supported by this runtime"});
   refused(group + "/output_activations", activations, {"group_0.output_activations", "not supported"});
-  refused(group + "/format", "nvfp4-pack-quantized", {"group_0.format", "nvfp4-pack-quantized"});
+  refused(group + "/format", "marlin-24", {"group_0.format", "marlin-24", "nvfp4-pack-quantized"});
   refused(group + "/targets", Json::array(), {"group_0.targets", "at least one"});
   refused(group + "/targets", {"re:a(b"}, {"group_0.targets", "re:a(b", "not supported"});
   refused(group + "/targets", {"re:.*\\Z"}, {"group_0.targets", "\\Z"});

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <map>
 
 #include "runtime/files/safetensors.h"
@@ -118,10 +119,11 @@ struct PlainCase {
 std::vector<PlainCase> plain_cases() {
   const auto scheme = [](int bits, bool is_float, int64_t group_size, bool per_tensor, bool symmetric) {
     return PackScheme{
+        .code = is_float ? &kFp8Code : &kIntegerCode,
         .bits = bits,
         .group_size = group_size,
         .symmetric = symmetric,
-        .format = is_float ? StoredFormat::float_quantized : StoredFormat::int_quantized,
+        .layout = is_float ? CodeLayout::packed : CodeLayout::bytes,
         .per_tensor = per_tensor,
         .input = {
             .type = is_float ? InputType::fp8 : InputType::int8, .range = InputRange::static_, .symmetric = symmetric}};
@@ -218,7 +220,7 @@ TEST_P(PlainGolden, ReadingRefusesWhatDoesNotFit) {
   refused("input_scale", [](TensorView& t) { t.data = std::span(ones).first(t.data.size()); },
           {"input_scale", "positive"});
   refused("weight_scale", [](TensorView& t) { t.data = std::span(ones).first(t.data.size()); }, {"'m'", "scale"});
-  if (scheme_.format == StoredFormat::float_quantized) {
+  if (scheme_.code == &kFp8Code) {
     refused("weight", [](TensorView& t) { t.data = ones; }, {"'m'", "[0, 0]", "NaN"});
   } else if (scheme_.bits == 4) {
     static const std::vector<std::byte> eights(ones.size(), std::byte{8});  // one more than the largest value
@@ -243,7 +245,7 @@ TEST(CompressedTensors, WritingRefusesASchemeThatIsNotTheWeights) {
   weight.codes_OI.resize(8);
   weight.scales_OG = {1, 2};
   linear.weight = weight;
-  const PackScheme channel{.bits = 8, .format = StoredFormat::int_quantized};
+  const PackScheme channel{.bits = 8, .layout = CodeLayout::bytes};
   const auto refused = [&](const PackScheme& scheme, std::initializer_list<std::string> parts) {
     expect_error<std::invalid_argument>([&] { pack_compressed_tensors(linear, scheme, "m"); }, parts);
   };
@@ -255,8 +257,8 @@ TEST(CompressedTensors, WritingRefusesASchemeThatIsNotTheWeights) {
   other.bits = 4;
   refused(other, {"'m'", "expected 4 bits", "found 8 bits"});
   other = channel;
-  other.format = StoredFormat::float_quantized;
-  refused(other, {"'m'", "FP8"});
+  other.code = &kFp8Code;
+  refused(other, {"'m'", "fp8"});
   other = channel;
   other.input.type = InputType::int8;
   refused(other, {"'m'", "activations"});
@@ -270,8 +272,112 @@ TEST(CompressedTensors, WritingRefusesASchemeThatIsNotTheWeights) {
   linear.input.scale = 0.1f;
   refused(other, {"'m'", "0.1", "BF16"});
   linear.input = {};
-  linear.weight.code_type = CodeType::fp8;
-  refused(channel, {"'m'", "FP8 weight"});
+  linear.weight.code = &kFp8Code;
+  refused(channel, {"'m'", "int", "found fp8"});
+}
+
+// --- codes of 4 bits that are floats (formats_python_test.cpp has the package read them) ---
+
+// The tensors of one weight of such a code. Tests damage them one by one.
+struct Fp4Tensors {
+  QuantizedWeight weight;
+  PackScheme scheme;
+  std::vector<OwnedTensor> owned;
+  std::map<std::string, TensorView> views;
+
+  explicit Fp4Tensors(const WeightCode& code) : scheme{.code = &code, .bits = 4, .group_size = code.block} {
+    weight.num_out = 3;
+    weight.num_in = 64;
+    weight.code = &code;
+    weight.bits = 4;
+    weight.group_size = code.block;
+    weight.scale_dtype = *code.scale_dtype;
+    if (code.has_tensor_scale) weight.tensor_scale = 1234.5f;
+    for (int i = 0; i < 3 * 64; ++i) weight.codes_OI.push_back(static_cast<uint8_t>(i * 7 % 16));
+    for (int i = 0; i < 3 * weight.num_groups(); ++i) weight.scales_OG.push_back(static_cast<float>(1 << i % 5));
+    owned = pack_compressed_tensors(StoredLinear{.weight = weight}, scheme, "m");
+    for (const OwnedTensor& tensor : owned) views[tensor.name.substr(2)] = {tensor.dtype, tensor.shape, tensor.data};
+  }
+  QuantizedWeight unpack() const {
+    const auto view = [&](const char* name) {
+      const auto found = views.find(name);
+      return found == views.end() ? nullptr : &found->second;
+    };
+    return unpack_compressed_tensors({.packed = view("weight_packed"),
+                                      .scale = view("weight_scale"),
+                                      .shape = view("weight_shape"),
+                                      .zero_point = view("weight_zero_point"),
+                                      .group_index = view("weight_g_idx"),
+                                      .plain = view("weight"),
+                                      .global_scale = view("weight_global_scale")},
+                                     scheme, weight.num_out, weight.num_in, "m");
+  }
+};
+
+TEST(CompressedTensors, Fp4CodesAreReadBack) {
+  for (const WeightCode* code : {&kNvfp4Code, &kMxfp4Code}) {
+    const Fp4Tensors tensors(*code);
+    const QuantizedWeight back = tensors.unpack();
+    EXPECT_EQ(back.codes_OI, tensors.weight.codes_OI);
+    EXPECT_EQ(back.scales_OG, tensors.weight.scales_OG);
+    EXPECT_EQ(back.tensor_scale, tensors.weight.tensor_scale);
+    EXPECT_EQ(back.code, code);
+    EXPECT_EQ(tensors.views.at("weight_packed").shape, (std::vector<int64_t>{3, 32}));
+    // The first code of a byte lies in its lower half.
+    EXPECT_EQ(std::to_integer<int>(tensors.views.at("weight_packed").data[0]), 0 | 7 << 4);
+    EXPECT_EQ(tensors.views.at("weight_scale").dtype, code == &kNvfp4Code ? DType::F8_E4M3 : DType::U8);
+  }
+}
+
+TEST(CompressedTensors, Fp4TensorsThatDoNotFitAreRefused) {
+  for (const WeightCode* code : {&kNvfp4Code, &kMxfp4Code}) {
+    const auto refused = [&](const std::string& name, const auto& change, std::initializer_list<std::string> parts) {
+      SCOPED_TRACE(std::string(code->name) + " " + name);
+      Fp4Tensors tensors(*code);
+      change(tensors.views[name]);
+      expect_error<std::runtime_error>([&] { tensors.unpack(); }, parts);
+    };
+    std::vector<std::string> names = {"weight_packed", "weight_scale"};
+    if (code->has_tensor_scale) names.push_back("weight_global_scale");
+    for (const std::string& name : names) {
+      refused(name, [](TensorView& t) { t.shape[0] += 1; }, {"'m." + name + "'", "expected", "found"});
+      refused(name, [](TensorView& t) { t.dtype = DType::BF16; }, {"'m." + name + "'", "found BF16"});
+      Fp4Tensors tensors(*code);
+      tensors.views.erase(name);
+      expect_error<std::runtime_error>([&] { tensors.unpack(); }, {"'m." + name + "'", "missing"});
+    }
+    static const std::vector<std::byte> ones(64, std::byte{0xff});
+    refused("weight_scale", [](TensorView& t) { t.data = std::span(ones).first(t.data.size()); },
+            {"'m'", "scale", "not finite"});
+    for (const char* name : {"weight", "weight_shape", "weight_zero_point", "weight_g_idx"}) {
+      refused(name,
+              [](TensorView& t) {
+                t = {DType::I32, {1}, std::span(ones).first(4)};
+              },
+              {"'m." + std::string(name) + "'", "unexpected"});
+    }
+    if (!code->has_tensor_scale) {
+      refused("weight_global_scale",
+              [](TensorView& t) {
+                t = {DType::F32, {1}, std::span(ones).first(4)};
+              },
+              {"'m.weight_global_scale'", "unexpected", "mxfp4-pack-quantized"});
+    }
+    Fp4Tensors tensors(*code);
+    tensors.weight.num_in = 40;
+    expect_error<std::runtime_error>([&] { tensors.unpack(); }, {"'m'", "40"});
+  }
+  for (const float scale :
+       {0.0f, -1.0f, 1e-40f, 3e38f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    Fp4Tensors tensors(kNvfp4Code);
+    tensors.views["weight_global_scale"].data = std::as_bytes(std::span(&scale, 1));
+    expect_error<std::runtime_error>([&] { tensors.unpack(); }, {"'m'", "a positive scale", "whole weight"});
+  }
+  // Scales that become infinite when they are divided by that of the whole weight.
+  Fp4Tensors tensors(kNvfp4Code);
+  const float smallest = std::numeric_limits<float>::min();
+  tensors.views["weight_global_scale"].data = std::as_bytes(std::span(&smallest, 1));
+  expect_error<std::runtime_error>([&] { tensors.unpack(); }, {"'m'", "scale inf", "not finite"});
 }
 
 // --- Act-order and refusals, on a weight of the test's own ---
@@ -313,8 +419,8 @@ struct SmallTensors {
 
 // For inputs alone the container holds the fixed scale and zero. The weight stays where it is.
 TEST(CompressedTensors, DenseSchemesStoreTheInputAlone) {
-  const PackScheme scheme{.bits = kDenseBits,
-                          .format = StoredFormat::dense,
+  const PackScheme scheme{.code = nullptr,
+                          .bits = kDenseBits,
                           .input = {.type = InputType::int8, .range = InputRange::static_, .symmetric = false}};
   StoredLinear linear{.weight = {}, .input = scheme.input};
   linear.weight.num_out = 2;

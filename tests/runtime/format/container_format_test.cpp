@@ -11,6 +11,7 @@
 #include "runtime/files/safetensors.h"
 #include "runtime/format/awq_gemm.h"
 #include "runtime/format/bitsandbytes_int8.h"
+#include "runtime/format/bitsandbytes_nf4.h"
 #include "runtime/format/compressed_tensors.h"
 #include "runtime/format/pare_int8.h"
 #include "runtime/format/stored_linear.h"
@@ -58,21 +59,28 @@ std::vector<InputFormat> all_inputs() {
   return inputs;
 }
 
+std::vector<std::pair<const WeightCode*, CodeLayout>> all_codes() {
+  std::vector<std::pair<const WeightCode*, CodeLayout>> codes = {{nullptr, CodeLayout::packed},
+                                                                 {&kIntegerCode, CodeLayout::bytes}};
+  for (const WeightCode* code : weight_codes()) codes.emplace_back(code, CodeLayout::packed);
+  return codes;
+}
+
 std::vector<PackScheme> all_schemes() {
   std::vector<PackScheme> schemes;
   for (const int bits : {2, 3, 4, 8, kDenseBits}) {
-    for (const int64_t group_size : {kPerChannel, int64_t{4}, int64_t{32}}) {
+    for (const int64_t group_size : {kPerChannel, int64_t{4}, int64_t{16}, int64_t{32}, int64_t{64}}) {
       for (const StoredActOrder order : {StoredActOrder::none, StoredActOrder::weight, StoredActOrder::group}) {
-        for (const StoredFormat format : {StoredFormat::pack_quantized, StoredFormat::int_quantized,
-                                          StoredFormat::float_quantized, StoredFormat::dense}) {
+        for (const auto& [code, layout] : all_codes()) {
           for (const bool symmetric : {true, false}) {
             for (const bool per_tensor : {false, true}) {
               for (const InputFormat& input : all_inputs()) {
-                schemes.push_back({.bits = bits,
+                schemes.push_back({.code = code,
+                                   .bits = bits,
                                    .group_size = group_size,
                                    .symmetric = symmetric,
                                    .act_order = order,
-                                   .format = format,
+                                   .layout = layout,
                                    .per_tensor = per_tensor,
                                    .input = input});
                 if (input.type == InputType::fp8 || input.range == InputRange::tensor) continue;
@@ -110,18 +118,24 @@ StoredLinear random_linear(const PackScheme& scheme, int64_t num_out, int64_t nu
     convert_from_float(extent.dense_dtype, values, linear.dense_OI);
     return linear;
   }
-  weight.code_type = scheme.code_type();
+  weight.code = scheme.code;
   weight.bits = scheme.bits;
   weight.group_size = scheme.group_size;
   weight.symmetric = scheme.symmetric;
-  weight.scale_dtype = extent.scale_dtype;
+  weight.scale_dtype = scheme.code->scale_dtype.value_or(extent.scale_dtype);
+  if (scheme.code->has_tensor_scale) weight.tensor_scale = 3.7f;
   for (int64_t i = 0; i < num_out * num_in; ++i) {
     const auto code = static_cast<uint8_t>(random() & ((1u << scheme.bits) - 1));
-    weight.codes_OI.push_back(weight.code_type == CodeType::fp8 ? code & 0xfe : code);  // no NaN
+    weight.codes_OI.push_back(weight.code == &kFp8Code ? code & 0xfe : code);  // no NaN
+    // Where zeros are packed away, -0 becomes +0.
+    if (!scheme.pattern.is_dense() && !weight.code->is_integer() && weight.code->value(code) == 0.0f) {
+      weight.codes_OI.back() = weight.code->zero_code(scheme.bits);
+    }
   }
   const float shared = 0.5f + 0.125f * static_cast<float>(random() % 8);
   for (int64_t i = 0; i < num_out * weight.num_groups(); ++i) {
-    const float scale = static_cast<float>(1 + random() % 200) / 64.0f;  // exact in every type
+    // Exact in every type.
+    const float scale = round_to(static_cast<float>(1 + random() % 200) / 64.0f, weight.scale_dtype);
     weight.scales_OG.push_back(scheme.per_tensor ? shared : scheme.container == kBitsAndBytes ? scale / 127 : scale);
     if (!scheme.symmetric) weight.zeros_OG.push_back(scheme.per_tensor ? 1 : random() & ((1u << scheme.bits) - 1));
   }
@@ -217,7 +231,8 @@ void check_accepted(const ContainerFormat& container, const PackScheme& scheme, 
 }
 
 TEST(ContainerFormat, WhateverIsAcceptedTakesThePredictedBytesAndIsReadBack) {
-  const std::vector<std::pair<int64_t, int64_t>> shapes = {{1, 1}, {5, 7}, {8, 32}, {24, 96}, {11, 64}, {16, 33}};
+  const std::vector<std::pair<int64_t, int64_t>> shapes = {{1, 1},   {5, 7},   {8, 32},  {24, 96},
+                                                           {11, 64}, {16, 33}, {16, 128}};
   const std::vector<StoredExtent> extents = {
       {},
       {.scale_dtype = DType::F32, .input_scale_dtype = DType::F32, .num_outlier_columns = 1, .dense_dtype = DType::F32},
@@ -247,7 +262,8 @@ TEST(ContainerFormat, WhateverIsAcceptedTakesThePredictedBytesAndIsReadBack) {
         const StoredExtent& extent = extents[num_accepted++ % extents.size()];
         SCOPED_TRACE(std::string(container->name()) + ": " + std::to_string(scheme.bits) + " bits, groups " +
                      std::to_string(scheme.group_size) + (scheme.symmetric ? ", symmetric" : ", asymmetric") +
-                     ", format " + std::to_string(static_cast<int>(scheme.format)) + ", order " +
+                     ", code " + code_name(scheme.code, scheme.bits) + ", layout " +
+                     std::string(name_of(scheme.layout)) + ", order " +
                      std::to_string(static_cast<int>(scheme.act_order)) + ", input " + input_format_name(scheme.input) +
                      ", [" + std::to_string(num_out) + ", " + std::to_string(num_in) + "]");
         check_accepted(*container, scheme, num_out, num_in, extent);
@@ -259,6 +275,7 @@ TEST(ContainerFormat, WhateverIsAcceptedTakesThePredictedBytesAndIsReadBack) {
   EXPECT_EQ(bits_of, (std::map<std::string, std::set<int>>{{"compressed-tensors", {2, 3, 4, 8, kDenseBits}},
                                                            {"awq-gemm", {4}},
                                                            {"bitsandbytes", {8}},
+                                                           {"bitsandbytes-nf4", {4}},
                                                            {"pare-int8", {8}},
                                                            {"pare-sparse24", {2, 3, 4, 8, kDenseBits}}}));
 }
@@ -274,9 +291,8 @@ TEST(ContainerFormat, SizesOfKnownLayers) {
             kWeights * 3 / 8 + 64 * 2 * 2 + 16 + 64 * 3 / 8 * 2);
   EXPECT_EQ(bytes("compressed-tensors", {.bits = 8, .input = kTokens}), kWeights + 64 * 2);  // int-quantized
   EXPECT_EQ(bytes("compressed-tensors", {.bits = 8, .per_tensor = true}, {.scale_dtype = DType::F32}), kWeights + 4);
-  EXPECT_EQ(bytes("compressed-tensors", {.bits = kDenseBits,
-                                         .format = StoredFormat::dense,
-                                         .input = asymmetric(with_range(kTokens, InputRange::static_))}),
+  EXPECT_EQ(bytes("compressed-tensors",
+                  {.code = nullptr, .bits = kDenseBits, .input = asymmetric(with_range(kTokens, InputRange::static_))}),
             2 + 1);
   EXPECT_EQ(bytes("awq-gemm", {.bits = 4, .group_size = 128}), kWeights / 2 + 2 * 64 / 2 + 2 * 64 * 2);
   EXPECT_EQ(bytes("bitsandbytes", {.bits = 8, .input = kAbsolute}), kWeights + 64 * 4 + 1);
@@ -288,7 +304,7 @@ TEST(ContainerFormat, SizesOfKnownLayers) {
   sparse.symmetric = false;
   EXPECT_EQ(bytes("pare-sparse24", sparse), kWeights / 4 + kWeights / 8 + 64 * 2 * 2 + 64 * 2 / 2);
   EXPECT_EQ(bytes("pare-sparse24", {.bits = 3, .group_size = 128}), kWeights * 3 / 8 + 64 * 2 * 2);
-  EXPECT_EQ(bytes("pare-sparse24", {.bits = kDenseBits, .format = StoredFormat::dense, .pattern = kTwoOfFour}),
+  EXPECT_EQ(bytes("pare-sparse24", {.code = nullptr, .bits = kDenseBits, .pattern = kTwoOfFour}),
             kWeights + kWeights / 8);
 }
 
@@ -319,7 +335,7 @@ TEST(ContainerFormat, RefusesWithWhatIsExpectedAndWhatWouldFit) {
 
   // One scale per tensor goes with one byte per weight, whatever the bits are.
   refused("compressed-tensors", {.bits = 4, .per_tensor = true}, {"per tensor", "expected 8", "found 4", "channel"});
-  refused("compressed-tensors", {.bits = 4, .format = StoredFormat::int_quantized}, {"found 4", "pack-quantized"});
+  refused("compressed-tensors", {.bits = 4, .layout = CodeLayout::bytes}, {"found 4", "pack-quantized"});
   EXPECT_TRUE(container_format("compressed-tensors").accepts({.bits = 8, .per_tensor = true}));
   refused("compressed-tensors", {.bits = 8, .input = kAbsolute}, {"cannot hold outliers"});
   refused("compressed-tensors", {.bits = 5}, {"5 bits"});
@@ -425,7 +441,8 @@ TEST(ContainerFormat, TheTableIsFoundByNameAndByConfiguration) {
   for (const ContainerFormat* format : container_formats()) {
     EXPECT_TRUE(names.insert(format->name()).second) << format->name();
     EXPECT_EQ(&container_format(format->name()), format);
-    EXPECT_EQ(find_container(format->method(), "{}"), format);
+    const bool is_nf4 = format == &bitsandbytes_nf4_container();  // which shares its method
+    EXPECT_EQ(find_container(format->method(), is_nf4 ? R"({"load_in_4bit": true})" : "{}"), format);
     EXPECT_FALSE(format->suffixes().empty());
   }
   expect_error<std::invalid_argument>(

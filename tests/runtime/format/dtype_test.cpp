@@ -136,6 +136,22 @@ TEST(DType, Fp8RoundsToNearestEvenAndSaturates) {
   EXPECT_EQ(float_to_fp8(-std::numeric_limits<float>::quiet_NaN()), 0xff);
 }
 
+TEST(DType, EveryE8m0PatternIsAPowerOfTwoAndReturns) {
+  for (int pattern = 0; pattern < 255; ++pattern) {
+    const float value = e8m0_to_float(static_cast<uint8_t>(pattern));
+    EXPECT_EQ(static_cast<double>(value), std::ldexp(1.0, pattern - 127)) << pattern;
+    EXPECT_EQ(float_to_e8m0(value), pattern);
+    // Rounding takes the power below.
+    EXPECT_EQ(float_to_e8m0(value * 1.999f), pattern) << pattern;
+  }
+  EXPECT_TRUE(std::isnan(e8m0_to_float(255)));
+  EXPECT_EQ(float_to_e8m0(std::numeric_limits<float>::infinity()), 254);
+  EXPECT_EQ(float_to_e8m0(0.0f), 0);
+  EXPECT_EQ(float_to_e8m0(-0.0f), 0);
+  EXPECT_EQ(float_to_e8m0(-1.0f), 255);
+  EXPECT_EQ(float_to_e8m0(std::numeric_limits<float>::quiet_NaN()), 255);
+}
+
 TEST(DType, NanNeverBecomesInfinity) {
   for (uint32_t bits : {0x7f800001u, 0x7fffffffu, 0xff800001u, 0xffffffffu, 0x7fc00000u, 0x7f80ffffu}) {
     const float nan = std::bit_cast<float>(bits);

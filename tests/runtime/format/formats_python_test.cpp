@@ -95,10 +95,10 @@ void write_containers(const std::filesystem::path& folder) {
   const InputFormat floats{.type = InputType::fp8, .range = InputRange::static_};
   StoredLinear linear;
   linear.weight = random_weight(generator, 8, false, true, DType::BF16);
-  add(linear, {.bits = 8, .format = StoredFormat::int_quantized, .input = tokens});
-  add(linear, {.bits = 8, .format = StoredFormat::int_quantized, .input = fixed});
+  add(linear, {.bits = 8, .layout = CodeLayout::bytes, .input = tokens});
+  add(linear, {.bits = 8, .layout = CodeLayout::bytes, .input = fixed});
   linear.weight.scales_OG.assign(9, 0.375f);
-  add(linear, {.bits = 8, .format = StoredFormat::int_quantized, .per_tensor = true, .input = fixed});
+  add(linear, {.bits = 8, .layout = CodeLayout::bytes, .per_tensor = true, .input = fixed});
   linear.weight = random_weight(generator, 4, true, true, DType::F16);
   add(linear, {.bits = 4, .group_size = 64, .input = tokens});
   linear.weight = random_weight(generator, 4, true, false, DType::F16);
@@ -106,15 +106,27 @@ void write_containers(const std::filesystem::path& folder) {
   QuantizedWeight float8;
   float8.num_out = 9;
   float8.num_in = 45;
-  float8.code_type = CodeType::fp8;
+  float8.code = &kFp8Code;
   float8.bits = 8;
   for (int i = 0; i < 9 * 45; ++i) float8.codes_OI.push_back(static_cast<uint8_t>(generator() % 256 & 0xfe));  // no NaN
   for (int row = 0; row < 9; ++row) float8.scales_OG.push_back(0.5f + 0.125f * static_cast<float>(row));
   linear.weight = float8;
-  add(linear, {.bits = 8, .format = StoredFormat::float_quantized, .input = {.type = InputType::fp8}});
+  add(linear, {.code = &kFp8Code, .bits = 8, .input = {.type = InputType::fp8}});
   float8.scales_OG.assign(9, 2.5f);
   linear.weight = float8;
-  add(linear, {.bits = 8, .format = StoredFormat::float_quantized, .per_tensor = true, .input = floats});
+  add(linear, {.code = &kFp8Code, .bits = 8, .per_tensor = true, .input = floats});
+  for (const WeightCode* code : {&kNvfp4Code, &kMxfp4Code}) {
+    QuantizedWeight weight = random_weight(generator, 4, true, true, *code->scale_dtype);
+    weight.code = code;
+    weight.group_size = code->block;
+    weight.scales_OG.clear();
+    for (int64_t i = 0; i < weight.num_out * weight.num_groups(); ++i) {
+      weight.scales_OG.push_back(round_to(0.01f + static_cast<float>(generator() % 1000) / 77, weight.scale_dtype));
+    }
+    if (code->has_tensor_scale) weight.tensor_scale = 1234.5f;
+    linear.weight = weight;
+    add(linear, {.code = code, .bits = 4, .group_size = code->block});
+  }
   write_safetensors(folder / "containers.safetensors", named(tensors));
   write_file_atomically(folder / "containers.json", quantization_config_json(modules, {}));
 }
@@ -195,7 +207,7 @@ void write_sparse24(const std::filesystem::path& folder) {
     modules.push_back({name, scheme});
   };
   for (const DType dtype : {DType::BF16, DType::F16, DType::F32}) {
-    add({.bits = kDenseBits, .format = StoredFormat::dense, .pattern = kTwoOfFour}, dtype);
+    add({.code = nullptr, .bits = kDenseBits, .pattern = kTwoOfFour}, dtype);
     for (const int bits : {2, 3, 4, 8}) {
       for (const SparsePattern pattern : {kTwoOfFour, SparsePattern{}}) {
         add({.bits = bits, .group_size = 16, .pattern = pattern}, dtype);

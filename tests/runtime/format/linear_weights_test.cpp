@@ -205,7 +205,7 @@ TEST(LinearWeights, FP8CodesHaveTwoZeros) {
   QuantizedWeight weight;
   weight.num_out = 1;
   weight.num_in = 4;
-  weight.code_type = CodeType::fp8;
+  weight.code = &kFp8Code;
   weight.bits = 8;
   weight.codes_OI = {0x00, 0x38, 0x80, 0xb8};
   weight.scales_OG = {0.5f};
@@ -257,7 +257,7 @@ TEST(LinearWeights, Float8IsValueTimesScaleRoundedOnce) {
   QuantizedWeight weight;
   weight.num_out = 2;
   weight.num_in = 3;
-  weight.code_type = CodeType::fp8;
+  weight.code = &kFp8Code;
   weight.bits = 8;
   weight.codes_OI = {0x38, 0xb8, 0x7e, 0x01, 0x00, 0x40};
   weight.scales_OG = {0.1f, 3.0f};

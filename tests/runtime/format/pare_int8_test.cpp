@@ -42,10 +42,8 @@ StoredLinear random_linear(OutlierRule rule, bool symmetric) {
 }
 
 PackScheme scheme_of(const StoredLinear& linear) {
-  return {.bits = 8,
-          .format = StoredFormat::int_quantized,
-          .container = std::string(kPareInt8),
-          .input = input_scheme(linear.input)};
+  return {
+      .bits = 8, .layout = CodeLayout::bytes, .container = std::string(kPareInt8), .input = input_scheme(linear.input)};
 }
 
 // Finds the tensors by name, as a reader does.

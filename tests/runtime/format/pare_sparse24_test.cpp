@@ -21,7 +21,7 @@ using Json = nlohmann::json;
 
 constexpr int64_t kNumOut = 5, kNumIn = 48;
 const PackScheme kDense{
-    .bits = kDenseBits, .format = StoredFormat::dense, .container = std::string(kPareSparse24), .pattern = kTwoOfFour};
+    .code = nullptr, .bits = kDenseBits, .container = std::string(kPareSparse24), .pattern = kTwoOfFour};
 
 PackScheme codes_scheme(int bits, int64_t group_size, bool symmetric, bool per_tensor, SparsePattern pattern) {
   return {.bits = bits,
@@ -395,13 +395,13 @@ TEST(PareSparse24, RefusesLinearsThatItCannotHold) {
   refused(with([](auto& s) { s.pattern = {4, 8}; }), {"4:8", "store its zeros as values"});
   refused(with([](auto& s) { s.pattern = {1, 4}; }), {"1:4"});
   refused(with([](auto& s) { s.act_order = StoredActOrder::group; }), {"act-order", "g_idx"});
-  refused(with([](auto& s) { s.format = StoredFormat::float_quantized, s.bits = 8; }), {"float-quantized"});
+  refused(with([](auto& s) { s.code = &kFp8Code, s.bits = 8; }), {"fp8 codes"});
   refused(with([](auto& s) { s.bits = 5; }), {"found 5"});
   refused(with([](auto& s) { s.per_tensor = true; }), {"per tensor"});
   refused(with([](auto& s) { s.input = {.type = InputType::fp8}; }), {"fp8"});
   refused(with([](auto& s) { s.input = {.type = InputType::int8, .outliers = OutlierRule::columns}; }), {"outlier"});
   refused(with([](auto& s) { s.group_size = 2; }), {"4 divides", "46"}, 46);
-  refused({.bits = kDenseBits, .format = StoredFormat::dense}, {"not compressed"});
+  refused({.code = nullptr, .bits = kDenseBits}, {"not compressed"});
   for (const ContainerFormat* other : container_formats()) {
     if (other == &pare_sparse24_container()) continue;
     const Acceptance found = other->accepts(int4);

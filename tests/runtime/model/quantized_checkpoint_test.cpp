@@ -190,7 +190,7 @@ TEST_F(Containers, PlainIntegersFp8AndPackedOnesInOneCheckpoint) {
   std::vector<StoredModule> modules;
   std::map<std::string, QuantizedWeight> weights;
   const PackScheme fixed{.bits = 8,
-                         .format = StoredFormat::int_quantized,
+                         .layout = CodeLayout::bytes,
                          .per_tensor = true,
                          .input = {.type = InputType::int8, .range = InputRange::static_, .symmetric = false}};
   const PackScheme packed{.bits = 4, .group_size = 4, .input = {.type = InputType::int8}};
@@ -205,11 +205,11 @@ TEST_F(Containers, PlainIntegersFp8AndPackedOnesInOneCheckpoint) {
     replace(draft, module, pack_compressed_tensors(linear, scheme, module));
     modules.push_back({module, scheme});
   }
-  const PackScheme fp8{.bits = 8, .format = StoredFormat::float_quantized};
+  const PackScheme fp8{.code = &kFp8Code, .bits = 8};
   QuantizedWeight head;
   head.num_out = 5;
   head.num_in = 8;
-  head.code_type = CodeType::fp8;
+  head.code = &kFp8Code;
   head.bits = 8;
   head.codes_OI.assign(40, 0x39);
   head.scales_OG = {1, 2, 3, 4, 5};
@@ -229,7 +229,7 @@ TEST_F(Containers, PlainIntegersFp8AndPackedOnesInOneCheckpoint) {
   EXPECT_EQ(checkpoint.linear(block.k).input, InputFormat());
   const LinearWeights read = checkpoint.linear(checkpoint.head());
   ASSERT_TRUE(std::holds_alternative<QuantizedWeight>(read.weight));
-  EXPECT_EQ(std::get<QuantizedWeight>(read.weight).code_type, CodeType::fp8);
+  EXPECT_EQ(std::get<QuantizedWeight>(read.weight).code, &kFp8Code);
   EXPECT_EQ(dequantize(std::get<QuantizedWeight>(read.weight)), dequantize(head));
 
   draft.tensors.erase(std::string(kBlock) + "self_attn.q_proj.input_scale");
