@@ -45,8 +45,8 @@ LayerOverride read_override(const std::string& pattern, const Value& value, cons
     const bool is_given = std::any_of(given.begin(), given.end(), [&](const auto& item) {
       return field.name == item.first || field.name.starts_with(item.first + ".");
     });
-    // What the check completed belongs to what is given: a code has its own groups. It also chooses other options, which
-    // are the pass's own.
+    // What the check completed belongs to what is given: a code has its own groups. It also chooses other options,
+    // which are the pass's own.
     const bool is_completed = options->is_overridable(field.name) && field.value != before[i].value;
     if (is_given || is_completed) result.values.push_back(field);
   }

@@ -59,8 +59,8 @@ constexpr int columns_of_vector(StoredAs stored, bool is_kept) {
 }
 
 // W[o, i] is the stored value; for codes it is scale[o, g] * (code - zero[o, g]), for fp8 scale[o, g] * value, and for
-// table4 scale[o, g] * values[code]. Here g is group_of_I[i], or i / group_size if that is null. All pointers are device
-// memory.
+// table4 scale[o, g] * values[code]. Here g is group_of_I[i], or i / group_size if that is null. All pointers are
+// device memory.
 struct WeightView {
   StoredAs stored = StoredAs::f32;
   int32_t symmetric_zero = 0;  // 2^(bits-1); for codes without zeros of their own

@@ -15,31 +15,39 @@ struct Stored {
   int num_groups;
   bool symmetric;
   bool act_order = false;
-  bool fp8 = false;
+  const WeightCode* code = &kIntegerCode;
   bool is_24 = false;
 };
-constexpr Stored kStored[] = {{"f32", 32, 1, true},
-                              {"bf16", 16, 1, true},
-                              {"f16", 15, 1, true},
-                              {"w8", 8, 1, true},
-                              {"w8_zeros", 8, 2, false},
-                              {"w4_groups", 4, 4, true},
-                              {"w4_zeros", 4, 2, false},
-                              {"w4_act_order", 4, 4, false, true},
-                              {"w3", 3, 2, true},
-                              {"w3_zeros", 3, 1, false},
-                              {"w2", 2, 4, true},
-                              {"w2_zeros", 2, 1, false},
-                              {"fp8", 8, 1, true, false, true},
-                              {"f32_24", 32, 1, true, false, false, true},
-                              {"bf16_24", 16, 1, true, false, false, true},
-                              {"f16_24", 15, 1, true, false, false, true},
-                              {"w8_24", 8, 1, true, false, false, true},
-                              {"w8_24_zeros", 8, 2, false, false, false, true},
-                              {"w4_24", 4, 4, true, false, false, true},
-                              {"w4_24_zeros", 4, 2, false, false, false, true},
-                              {"w4_24_act_order", 4, 4, false, true, false, true},
-                              {"w3_24", 3, 1, true, false, false, true}};
+const Stored kStored[] = {{"f32", 32, 1, true},
+                          {"bf16", 16, 1, true},
+                          {"f16", 15, 1, true},
+                          {"w8", 8, 1, true},
+                          {"w8_zeros", 8, 2, false},
+                          {"w4_groups", 4, 4, true},
+                          {"w4_zeros", 4, 2, false},
+                          {"w4_act_order", 4, 4, false, true},
+                          {"w3", 3, 2, true},
+                          {"w3_zeros", 3, 1, false},
+                          {"w2", 2, 4, true},
+                          {"w2_zeros", 2, 1, false},
+                          {"fp8", 8, 1, true, false, &kFp8Code},
+                          {"nvfp4", 4, 0, true, false, &kNvfp4Code},
+                          {"mxfp4", 4, 0, true, false, &kMxfp4Code},
+                          {"nf4", 4, 2, true, false, &kNf4Code},
+                          {"f32_24", 32, 1, true, false, &kIntegerCode, true},
+                          {"bf16_24", 16, 1, true, false, &kIntegerCode, true},
+                          {"f16_24", 15, 1, true, false, &kIntegerCode, true},
+                          {"w8_24", 8, 1, true, false, &kIntegerCode, true},
+                          {"w8_24_zeros", 8, 2, false, false, &kIntegerCode, true},
+                          {"w4_24", 4, 4, true, false, &kIntegerCode, true},
+                          {"w4_24_zeros", 4, 2, false, false, &kIntegerCode, true},
+                          {"w4_24_act_order", 4, 4, false, true, &kIntegerCode, true},
+                          {"w3_24", 3, 1, true, false, &kIntegerCode, true}};
+
+bool fits(const Stored& stored, int64_t num_in) {
+  const int64_t parts = stored.is_24 ? 4 : stored.num_groups;
+  return num_in % (stored.code->block != 0 ? stored.code->block : parts) == 0;
+}
 
 struct Layer {
   LinearWeights linear;
@@ -77,16 +85,20 @@ struct Layer {
     weight.num_out = num_out;
     weight.num_in = num_in;
     weight.bits = stored.bits;
-    weight.code_type = stored.fp8 ? CodeType::fp8 : CodeType::integer;
-    weight.group_size = stored.num_groups == 1 ? kPerChannel : num_in / stored.num_groups;
+    weight.code = stored.code;
+    weight.group_size = stored.code->block != 0  ? stored.code->block
+                        : stored.num_groups == 1 ? kPerChannel
+                                                 : num_in / stored.num_groups;
+    weight.scale_dtype = stored.code->scale_dtype.value_or(DType::BF16);
+    if (stored.code->has_tensor_scale) weight.tensor_scale = 3.7f;
     weight.symmetric = stored.symmetric;
     for (int64_t i = 0; i < num_out * num_in; ++i) {
       uint32_t code = random() % (1u << stored.bits);
-      if (stored.fp8 && (code & 0x7F) == 0x7F) code ^= 1;
+      if (stored.code == &kFp8Code && (code & 0x7F) == 0x7F) code ^= 1;
       weight.codes_OI.push_back(static_cast<uint8_t>(code));
     }
     for (int64_t i = 0; i < num_out * weight.num_groups(); ++i) {
-      weight.scales_OG.push_back(round_to(0.01f + 0.001f * static_cast<float>(random() % 100), DType::BF16));
+      weight.scales_OG.push_back(round_to(0.01f + 0.001f * static_cast<float>(random() % 100), weight.scale_dtype));
       if (!weight.symmetric) weight.zeros_OG.push_back(static_cast<uint8_t>(random() % (1u << stored.bits)));
     }
     for (int64_t i = 0; i < num_in && stored.act_order; ++i) {
@@ -98,7 +110,7 @@ struct Layer {
     }
     if (stored.is_24) weight.pattern = kTwoOfFour;
     weight_OI = dequantize(weight);
-    if (input.outliers == OutlierRule::columns && stored.bits == 8 && stored.symmetric && !stored.fp8) {
+    if (input.outliers == OutlierRule::columns && stored.bits == 8 && stored.symmetric && stored.code->is_integer()) {
       for (int64_t o = 0; o < num_out; ++o) {
         for (const int32_t column : input.outlier_columns) {
           linear.outlier_weight_OJ.push_back(0.125f * static_cast<float>(static_cast<int>(random() % 64) - 32));
@@ -160,7 +172,7 @@ TEST_F(CudaLinears, EveryStoredFormOfEveryShape) {
                                                     {9, 21, 5},
                                                     {1, 3000, 9},
                                                     {2, 4136, 2}}) {
-      if (num_in % (stored.is_24 ? 4 : stored.num_groups) != 0) continue;
+      if (!fits(stored, num_in)) continue;
       SCOPED_TRACE(std::string(stored.name) + ", " + std::to_string(num_rows) + " x " + std::to_string(num_in));
       const Layer layer(stored, num_out, num_in, {}, 1), second(kStored[1], 3, num_in, {}, 5);
       const std::vector<float> x = random_values(num_rows * num_in, 3);
@@ -198,7 +210,7 @@ TEST_F(CudaInputs, EveryFormat) {
     for (const Stored& stored : kStored) {
       const bool is_int8 = format.type == InputType::int8 && !format.has_outliers();
       if (!is_int8 && stored.bits != 32 && std::string_view(stored.name) != "w4_zeros") continue;
-      expect_product(format, stored, /*num_rows=*/11, /*num_in=*/72);
+      if (fits(stored, 72)) expect_product(format, stored, /*num_rows=*/11, /*num_in=*/72);
     }
   }
 }
@@ -207,7 +219,7 @@ TEST_F(CudaInputs, EveryFormat) {
 TEST_F(CudaInputs, WideRowsOfCodes) {
   for (const InputFormat& format : {input_formats()[1], input_formats()[2]}) {
     for (const Stored& stored : kStored) {
-      if (stored.bits <= 8) expect_product(format, stored, /*num_rows=*/1, /*num_in=*/8232);
+      if (stored.bits <= 8 && fits(stored, 8232)) expect_product(format, stored, /*num_rows=*/1, /*num_in=*/8232);
     }
   }
 }
@@ -248,7 +260,8 @@ TEST_F(CudaLinears, NaNReachesItsRowAndNoOtherSequence) {
 TEST_F(CudaLinears, EmbedGivesRowsOfEveryStoredForm) {
   const std::vector<int32_t> ids = {10, 0, 3, 3, 7};
   for (const Stored& stored : kStored) {
-    for (const int64_t width : {8, 72, 200}) {
+    for (const int64_t width : {8, 72, 96, 200}) {
+      if (!fits(stored, width)) continue;
       Layer table(stored, 11, width, {}, 1);
       table.linear.bias_O.clear();
       const auto [expected, found] = on_both([&](Backend& backend) {

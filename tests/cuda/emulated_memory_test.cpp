@@ -59,13 +59,12 @@ TEST_P(EmulatedCudaArtifacts, TheEstimateOfMemoryIsNotTooSmall) {
 
 // The estimate has rows to spare, which hide what it leaves out. Its growth with the extent shows that.
 class EmulatedMemory : public EmulatedCudaArtifacts {};
-INSTANTIATE_TEST_SUITE_P(Inputs, EmulatedMemory,
-                         testing::Values(StoriesArtifact{"plain", {.bits = 8}},
-                                         StoriesArtifact{"codes",
-                                                         {.bits = 8,
-                                                          .format = StoredFormat::int_quantized,
-                                                          .input = {.type = InputType::int8}}}),
-                         [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Inputs, EmulatedMemory,
+    testing::Values(StoriesArtifact{"plain", {.bits = 8}},
+                    StoriesArtifact{"codes",
+                                    {.bits = 8, .layout = CodeLayout::bytes, .input = {.type = InputType::int8}}}),
+    [](const auto& test) { return test.param.name; });
 
 // More tokens need rotations of more positions, and attention's results for more stretches.
 TEST_P(EmulatedMemory, MoreTokensTakeWhatTheEstimateAdds) {

@@ -40,9 +40,7 @@ inline std::vector<StoriesArtifact> artifacts() {
     return InputFormat{
         .type = InputType::int8, .symmetric = symmetric, .outliers = rule, .outlier_threshold = threshold};
   };
-  const auto bytes = StoredFormat::int_quantized;
-  const auto fp8 = StoredFormat::float_quantized;
-  const auto dense = StoredFormat::dense;
+  const auto bytes = CodeLayout::bytes;
   const auto in = [](std::string_view container, PackScheme scheme) {
     scheme.container = container;
     return scheme;
@@ -54,24 +52,24 @@ inline std::vector<StoriesArtifact> artifacts() {
       {"w3_zeros", {.bits = 3, .group_size = 32, .symmetric = false}},
       {"w2_g32", {.bits = 2, .group_size = 32}},
       {"w8_channel", {.bits = 8}},
-      {"w8a8_token", {.bits = 8, .format = bytes, .input = int8()}},
-      {"w8a8_zeros", {.bits = 8, .format = bytes, .input = int8(InputRange::token, false)}},
-      {"w8a8_tensor", {.bits = 8, .format = bytes, .per_tensor = true, .input = int8(InputRange::tensor)}},
-      {"w8a8_static", {.bits = 8, .format = bytes, .per_tensor = true, .input = int8(InputRange::static_)}},
+      {"w8a8_token", {.bits = 8, .layout = bytes, .input = int8()}},
+      {"w8a8_zeros", {.bits = 8, .layout = bytes, .input = int8(InputRange::token, false)}},
+      {"w8a8_tensor", {.bits = 8, .layout = bytes, .per_tensor = true, .input = int8(InputRange::tensor)}},
+      {"w8a8_static", {.bits = 8, .layout = bytes, .per_tensor = true, .input = int8(InputRange::static_)}},
       {"w4a8", {.bits = 4, .group_size = 32, .input = int8()}},
-      {"w16a8", {.bits = kDenseBits, .format = dense, .input = int8()}},
-      {"fp8", {.bits = 8, .format = fp8, .input = {.type = InputType::fp8}}},
-      {"fp8_weights", {.bits = 8, .format = fp8, .per_tensor = true}},
+      {"w16a8", {.code = nullptr, .bits = kDenseBits, .input = int8()}},
+      {"fp8", {.code = &kFp8Code, .bits = 8, .input = {.type = InputType::fp8}}},
+      {"fp8_weights", {.code = &kFp8Code, .bits = 8, .per_tensor = true}},
       {"awq_gemm", in("awq-gemm", {.bits = 4, .group_size = 32, .symmetric = false})},
       {"bitsandbytes",
-       in("bitsandbytes", {.bits = 8, .format = bytes, .input = outliers(OutlierRule::absolute, 2.0f)})},
+       in("bitsandbytes", {.bits = 8, .layout = bytes, .input = outliers(OutlierRule::absolute, 2.0f)})},
       {"pare_int8_relative",
-       in("pare-int8", {.bits = 8, .format = bytes, .input = outliers(OutlierRule::relative, 2.5f)})},
+       in("pare-int8", {.bits = 8, .layout = bytes, .input = outliers(OutlierRule::relative, 2.5f)})},
       {"pare_int8_columns",
-       in("pare-int8", {.bits = 8, .format = bytes, .input = outliers(OutlierRule::columns, 0.0f)})},
+       in("pare-int8", {.bits = 8, .layout = bytes, .input = outliers(OutlierRule::columns, 0.0f)})},
       {"pare_int8_zeros",
-       in("pare-int8", {.bits = 8, .format = bytes, .input = outliers(OutlierRule::absolute, 2.0f, false)})},
-      {"sparse24_dense", in("pare-sparse24", {.bits = kDenseBits, .format = dense, .pattern = kTwoOfFour})},
+       in("pare-int8", {.bits = 8, .layout = bytes, .input = outliers(OutlierRule::absolute, 2.0f, false)})},
+      {"sparse24_dense", in("pare-sparse24", {.code = nullptr, .bits = kDenseBits, .pattern = kTwoOfFour})},
       {"sparse24_w8", in("pare-sparse24", {.bits = 8, .pattern = kTwoOfFour})},
       {"sparse24_w4", in("pare-sparse24", {.bits = 4, .group_size = 32, .symmetric = false, .pattern = kTwoOfFour})},
       {"sparse24_w8a8", in("pare-sparse24", {.bits = 8, .input = int8(), .pattern = kTwoOfFour})}};
@@ -83,7 +81,7 @@ inline QuantizedWeight rounded(std::span<const float> values, const LinearDescri
   QuantizedWeight weight;
   weight.num_out = linear.num_out;
   weight.num_in = linear.num_in;
-  weight.code_type = scheme.code_type();
+  weight.code = scheme.code;
   weight.bits = scheme.bits;
   weight.group_size = scheme.group_size;
   weight.symmetric = scheme.symmetric;
@@ -105,7 +103,7 @@ inline QuantizedWeight rounded(std::span<const float> values, const LinearDescri
         high = std::max(high, row[i]);
       }
       const float largest = std::max(-low, high);
-      const bool is_fp8 = weight.code_type == CodeType::fp8;
+      const bool is_fp8 = weight.code == &kFp8Code;
       float scale = round_to(is_fp8             ? largest / 448.0f
                              : scheme.symmetric ? largest / static_cast<float>(most / 2)
                                                 : (high - low) / static_cast<float>(most),

@@ -138,7 +138,11 @@ MUTANTS = [
             ("index", "places[quad / 2] >> quad % 2 * 4", "places[quad / 2] >> quad % 1 * 4"),
             ("index", "first_vector += kSplits * kWarp", "first_vector += kWarp"),
             ("reset", "        partial[r] = 0.0f;\n", ""),
-            ("value", "units[i] = unit_of<kStored>(codes[i], grid.zero);", "units[i] = unit_of<kStored>(codes[i], 0);"),
+            (
+                "value",
+                "units[i] = unit_of<kStored>(weight, codes[i], grid.zero);",
+                "units[i] = unit_of<kStored>(weight, codes[i], 0);",
+            ),
             ("value", "first_out + out] = sum + bias;", "first_out + out] = sum;"),
         ],
     ),
@@ -183,6 +187,8 @@ MUTANTS = [
         [
             ("bounds", "known = column < last ? column : last;", "known = column;"),
             ("index", "out * weight.num_groups + group;", "out + group;"),
+            ("index", "return weight.values[code];", "return weight.values[code & 7u];"),
+            ("value", "return weight.values[code];", "return weight.values[0] + static_cast<float>(code);"),
             (
                 "value",
                 "if (exponent == 0) {\n    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;\n"

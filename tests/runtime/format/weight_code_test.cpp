@@ -39,8 +39,8 @@ double normal_quantile(double probability) {
   return low;
 }
 
-// QLoRA, arXiv 2305.14314, section 3 and appendix E: seven quantiles below 0, 0 and eight above, divided by the largest.
-// The outermost probability is the paper's: halfway between 1 - 1/32 and 1 - 1/30.
+// QLoRA, arXiv 2305.14314, section 3 and appendix E: seven quantiles below 0, 0 and eight above, divided by the
+// largest. The outermost probability is the paper's: halfway between 1 - 1/32 and 1 - 1/30.
 TEST(WeightCode, Nf4HoldsQuantilesOfANormalDistribution) {
   const double outermost = 1.0 - 0.5 * (1.0 / 32.0 + 1.0 / 30.0);
   std::vector<double> expected;
