@@ -1,5 +1,6 @@
 #include "runtime/format/awq_gemm.h"
 #include "runtime/format/bitsandbytes_int8.h"
+#include "runtime/format/bitsandbytes_nf4.h"
 #include "runtime/format/compressed_tensors.h"
 #include "runtime/format/pare_int8.h"
 #include "runtime/format/pare_sparse24.h"
@@ -14,6 +15,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   pare::fuzz(data, size, [](Bytes bytes) { pare::describe_encoder(pare::as_text(bytes), "input"); });
   pare::fuzz(data, size, [](Bytes bytes) { pare::AwqConfig::parse(pare::as_text(bytes), "input"); });
   pare::fuzz(data, size, [](Bytes bytes) { pare::BitsAndBytesConfig::parse(pare::as_text(bytes), "input"); });
+  pare::fuzz(data, size, [](Bytes bytes) {
+    pare::bitsandbytes_nf4_container().read_config(std::string(pare::as_text(bytes)), "input");
+  });
   pare::fuzz(data, size, [](Bytes bytes) { pare::PareInt8Config::parse(pare::as_text(bytes), "input"); });
   pare::fuzz(data, size, [](Bytes bytes) { pare::PareSparse24Config::parse(pare::as_text(bytes), "input"); });
   return pare::fuzz(data, size, [](Bytes bytes) {

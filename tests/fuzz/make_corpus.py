@@ -135,7 +135,7 @@ def make_llama2c():
 NAMES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "pare.json",
          "1_Pooling/config.json", "sentence_bert_config.json", "model.safetensors.index.json",
          "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
+BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1, "F8_E4M3": 1, "I32": 4, "I64": 8}
 
 
 def safetensors(tensors):
@@ -169,13 +169,14 @@ LLAMA = {"model_type": "llama", "hidden_size": D, "intermediate_size": F, "num_h
          "tie_word_embeddings": True, "torch_dtype": "float32"}
 
 
-def llama_tensors(linear):
-    """linear(module, rows, columns) -> its tensors"""
-    tensors = {"model.embed_tokens.weight": ("F32", [V, D]), "model.norm.weight": ("F32", [D])}
+def llama_tensors(linear, times=1):
+    """linear(module, rows, columns) -> its tensors; all widths are `times` as large"""
+    width = times * D
+    tensors = {"model.embed_tokens.weight": ("F32", [V, width]), "model.norm.weight": ("F32", [width])}
     for norm in ("input_layernorm", "post_attention_layernorm"):
-        tensors[f"model.layers.0.{norm}.weight"] = ("F32", [D])
+        tensors[f"model.layers.0.{norm}.weight"] = ("F32", [width])
     for module, (rows, columns) in LINEARS.items():
-        tensors |= linear("model.layers.0." + module, rows, columns)
+        tensors |= linear("model.layers.0." + module, times * rows, times * columns)
     return tensors
 
 
@@ -197,6 +198,14 @@ def packed(module, rows, columns):
         module + ".weight_packed": ("I32", [rows, columns // 8]),
         module + ".weight_scale": ("F32", [rows, columns // 8]),
         module + ".weight_shape": ("I64", [2], struct.pack("<2q", rows, columns)),
+    }
+
+
+def nvfp4(module, rows, columns):
+    return {
+        module + ".weight_packed": ("U8", [rows, columns // 2]),
+        module + ".weight_scale": ("F8_E4M3", [rows, columns // 16]),
+        module + ".weight_global_scale": ("F32", [1], struct.pack("<f", 3.5)),
     }
 
 
@@ -244,6 +253,14 @@ def make_checkpoints():
     for name, (linear, config) in containers.items():
         checkpoint(name, {"config.json": LLAMA | {"quantization_config": config},
                           "model.safetensors": safetensors(llama_tensors(linear))})
+    fp4 = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "ignore": ["lm_head"],
+           "config_groups": {"group_0": {
+               "targets": ["Linear"], "format": "nvfp4-pack-quantized",
+               "weights": {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group",
+                           "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}}}}
+    wide = LLAMA | {"hidden_size": 2 * D, "intermediate_size": 2 * F}
+    checkpoint("nvfp4", {"config.json": wide | {"quantization_config": fp4},
+                         "model.safetensors": safetensors(llama_tensors(nvfp4, times=2))})
     experts = {k: v for k, v in whole.items() if ".mlp." not in k}
     experts["model.layers.0.mlp.gate.weight"] = ("F32", [2, D])
     experts["model.layers.0.mlp.experts.gate_up_proj"] = ("F32", [2, 2 * F, D])

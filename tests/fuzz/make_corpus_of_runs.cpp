@@ -5,6 +5,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "compress/artifact/artifact.h"
@@ -118,18 +119,23 @@ void make_parts(const fs::path& corpus) {
     input.outliers = rule;
     if (rule != OutlierRule::columns) input.outlier_threshold = 6.0f;
   }
+  for (const WeightCode* code : {&kNvfp4Code, &kMxfp4Code, &kNf4Code}) {
+    const int64_t group_size = code->block == 0 ? 64 : code->block;
+    kinds.push_back({std::string(code->name), {.code = code, .bits = code->width(), .group_size = group_size}});
+  }
   const std::string module = "model.layers.0.mlp.down_proj";
-  constexpr int64_t kOut = 8, kIn = 16;
+  constexpr int64_t kOut = 8;
   const fs::path output = fuzz_folder() / "parts", progress = fuzz_folder() / "parts.partial/progress";
   for (const ContainerFormat* container : container_formats()) {
     for (const Kind& kind : kinds) {
+      const int64_t num_in = std::max<int64_t>(16, kind.scheme.group_size);
       const PackScheme scheme = container->adapted(kind.scheme);
-      if (!container->accepts(scheme, kOut, kIn)) continue;
+      if (!container->accepts(scheme, kOut, num_in)) continue;
       Parts parts(output, {{"model", "x"}}, /*fresh=*/true);
-      LayerRecord record{.name = module, .num_out = kOut, .num_in = kIn, .method = "gptq", .scheme = scheme};
+      LayerRecord record{.name = module, .num_out = kOut, .num_in = num_in, .method = "gptq", .scheme = scheme};
       std::vector<StreamedTensor> tensors;
       try {
-        StoredLinear linear = zero_linear(*container, scheme, kOut, kIn);
+        StoredLinear linear = zero_linear(*container, scheme, kOut, num_in);
         if (scheme.input.outliers == OutlierRule::columns) {
           linear.input.outlier_columns = {1, 3};
           linear.outlier_weight_OJ.resize(2 * kOut);
