@@ -1,6 +1,6 @@
-// Shows what a pass, a container, an evaluation and a code of weights of one's own cost: this file's pass and one row in
-// the table of passes, row_container.h and one row in the table of containers, stranger_evaluation.h and one row in the
-// table of evaluations, and one row in the table of codes. Recipes name them, and everything else follows.
+// Shows what a pass, a container, an evaluation and a code of weights of one's own cost: this file's pass and one row
+// in the table of passes, row_container.h and one row in the table of containers, stranger_evaluation.h and one row in
+// the table of evaluations, and one row in the table of codes. Recipes name them, and everything else follows.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
