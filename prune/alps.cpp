@@ -213,7 +213,9 @@ std::vector<AlpsResult> alps(const std::vector<at::Tensor>& targets_OI, const st
     found.push_back({at::empty_like(layer.target_OI), at::empty_like(layer.wanda_OI)});
   }
   for_chunks([&](Chunk& chunk) {
-    conjugate_gradients(chunk.rows, hessian.normalized_II, resolving.gradient_steps, resolving.tolerance);
+    if (!resolving.exact) {
+      conjugate_gradients(chunk.rows, hessian.normalized_II, resolving.gradient_steps, resolving.tolerance);
+    }
     PrunedWeight& into = found[chunk.layer - layers.data()];
     store_rows(chunk.rows, hessian, chunk.layer->target_OI, chunk.first_row, into.weight_OI);
     std::copy(chunk.rows.kept_RI.begin(), chunk.rows.kept_RI.end(),
@@ -221,7 +223,10 @@ std::vector<AlpsResult> alps(const std::vector<at::Tensor>& targets_OI, const st
     chunk = {};
   });
   std::vector<AlpsResult> results;
-  for (size_t n = 0; n < layers.size(); ++n) results.push_back(judge(layers[n], hessian, std::move(found[n])));
+  for (size_t n = 0; n < layers.size(); ++n) {
+    if (resolving.exact) found[n].weight_OI = resolve_exact(layers[n].target_OI, found[n].kept_OI, hessian);
+    results.push_back(judge(layers[n], hessian, std::move(found[n])));
+  }
   return results;
 }
 

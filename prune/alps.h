@@ -25,7 +25,7 @@ struct AlpsResult {
 // a pattern says how many weights each row keeps: as many as it has in the mask of Wanda's scores.
 // allowed_OI has one mask for each layer, or is empty. Each is bool [O, I], true where a weight may be kept (undefined:
 // everywhere), and the weight must be 0 elsewhere. A row keeps as many of the allowed weights as its rule asks for, or
-// all of them if they are fewer. `resolving` sets the conjugate gradients on the final support.
+// all of them if they are fewer. `resolving` says how the final support is solved.
 // No row's damped trace is above that of wanda(). Rows never look at one another and are split over OpenMP threads. Any
 // number of threads, and any other layers in the same call, gives the same bits.
 // Throws std::invalid_argument for shapes, values that are not finite, rules and options.

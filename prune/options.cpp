@@ -54,6 +54,9 @@ void OwlOptions::fields(FieldVisitor& visit) {
 void ResolveOptions::fields(FieldVisitor& visit) {
   visit("resolve", gradient_steps, {.low = 0, .high = kMaxSolverRounds},
         "Kept weights are solved again on calibration data, in at most this many steps. 0 leaves them as they are.");
+  visit("resolve_exact", exact,
+        "Each row is solved by a factorization of its own, in float64, in place of steps. A row of I inputs takes time "
+        "in I^3, so it is for small models.");
   visit.decided("resolve_tolerance", tolerance);
   visit.decided("resolve_damping", damping);
 }

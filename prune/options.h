@@ -60,6 +60,7 @@ struct ResolveOptions {
   double tolerance = 3e-5;  // a row is done when a step lowers its trace by less than this share
   double damping = 0.01;    // relative to mean diag(H) over live columns, added to the diagonal of the H that is
                             // minimized; 0 .. 1
+  bool exact = false;       // one factorization in float64 for each row, in place of the steps
 
   void fields(FieldVisitor& visit);
 };

@@ -1,7 +1,7 @@
-// The tests' oracles are resolve_exact, brute force and closed forms.
 #include "prune/resolve.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/where.h>
 
 #include <numeric>
 #include <stdexcept>
@@ -23,6 +23,34 @@ void check_resolve_options(const ResolveOptions& options) {
   }
 }
 
+namespace {
+
+at::Tensor by_conjugate_gradients(const at::Tensor& target, const at::Tensor& start, const at::Tensor& kept,
+                                  const NormalizedHessian& hessian, const ResolveOptions& options) {
+  const int64_t num_out = target.size(0), num_in = target.size(1);
+  at::Tensor result_OI = at::empty({num_out, num_in}, at::kFloat);
+  for_row_chunks(num_out, kMaskedRowChunk, [&](int64_t first_row, int64_t num_rows) {
+    MaskedRows rows{num_rows,
+                    num_in,
+                    normalized_rows(target, hessian, first_row, num_rows),
+                    normalized_rows(start, hessian, first_row, num_rows),
+                    {}};
+    const bool* first_kept = kept.const_data_ptr<bool>() + first_row * num_in;
+    rows.kept_RI.assign(first_kept, first_kept + num_rows * num_in);
+    conjugate_gradients(rows, hessian.normalized_II, options.gradient_steps, options.tolerance);
+    store_rows(rows, hessian, start, first_row, result_OI);
+  });
+  return result_OI;
+}
+
+// Kept weights of dead columns are the start's.
+at::Tensor by_factorizations(const at::Tensor& target, const at::Tensor& start, const at::Tensor& kept,
+                             const NormalizedHessian& hessian) {
+  return at::where(hessian.hessian_II.diagonal().eq(0.0f), start, resolve_exact(target, kept, hessian));
+}
+
+}  // namespace
+
 ResolveResult resolve(const at::Tensor& target_OI, const at::Tensor& start_OI, const at::Tensor& kept_OI,
                       const NormalizedHessian& hessian, const ResolveOptions& options) {
   check_resolve_options(options);
@@ -37,18 +65,9 @@ ResolveResult resolve(const at::Tensor& target_OI, const at::Tensor& start_OI, c
   if (!masked(start, kept).equal(start)) {
     throw std::invalid_argument("re-solving: expected a start that is zero where the mask keeps nothing");
   }
-  ResolveResult result{at::empty({num_out, num_in}, at::kFloat), 0.0, 0.0, 0};
-  for_row_chunks(num_out, kMaskedRowChunk, [&](int64_t first_row, int64_t num_rows) {
-    MaskedRows rows{num_rows,
-                    num_in,
-                    normalized_rows(target, hessian, first_row, num_rows),
-                    normalized_rows(start, hessian, first_row, num_rows),
-                    {}};
-    const bool* first_kept = kept.const_data_ptr<bool>() + first_row * num_in;
-    rows.kept_RI.assign(first_kept, first_kept + num_rows * num_in);
-    conjugate_gradients(rows, hessian.normalized_II, options.gradient_steps, options.tolerance);
-    store_rows(rows, hessian, start, first_row, result.weight_OI);
-  });
+  ResolveResult result{options.exact ? by_factorizations(target, start, kept, hessian)
+                                     : by_conjugate_gradients(target, start, kept, hessian, options),
+                       0.0, 0.0, 0};
   const RowTraces before = row_traces(target, start, hessian), after = row_traces(target, result.weight_OI, hessian);
   for (int64_t row = 0; row < num_out; ++row) {
     const bool fell = after.damped_O[row] < before.damped_O[row] && after.plain_O[row] <= before.plain_O[row];

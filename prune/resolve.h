@@ -21,7 +21,7 @@ struct ResolveResult {
   int64_t num_rows_left = 0;  // rows that stayed as they were, because the solution would not have been better
 };
 
-// Solves the kept weights of target_OI (W), float32 [O, I]. start_OI is the weight after the mask was chosen, also
+// Solves the kept weights of target_OI (W), float32 [O, I], by conjugate gradients or exactly. start_OI is the weight after the mask was chosen, also
 // float32 [O, I]; it must be zero where kept_OI (bool [O, I]) is false. Uses all of `options` but damping, which
 // `hessian` has.
 // The trace that falls is that under the damped H (quant/refine.h says why). A row stays as it was if its damped trace,
@@ -32,9 +32,13 @@ struct ResolveResult {
 ResolveResult resolve(const at::Tensor& target_OI, const at::Tensor& start_OI, const at::Tensor& kept_OI,
                       const NormalizedHessian& hessian, const ResolveOptions& options);
 
-// Returns the exact solution in float64. It makes one Cholesky factorization of H_KK per row, at 2:4 I^3 / 24
-// multiplications for every row. It is for small layers and is the oracle of the function above. Where H_KK is
-// singular, it returns the solution nearest to the target in normalized columns.
+// Returns the exact solution, float32 [O, I], found in float64. It makes one Cholesky factorization of H_KK per row, at
+// 2:4 I^3 / 24 multiplications for every row. Where H_KK is singular, it returns the solution nearest to the target in
+// normalized columns. Throws std::invalid_argument for shapes and values that are not finite.
 at::Tensor resolve_exact(const at::Tensor& target_OI, const at::Tensor& kept_OI, const NormalizedHessian& hessian);
+// What each thread of it holds for rows that keep this many columns: the matrix, its scaled copy and the factor.
+constexpr int64_t resolve_exact_bytes(int64_t num_kept) {
+  return 3 * num_kept * num_kept * static_cast<int64_t>(sizeof(double));
+}
 
 }  // namespace pare

@@ -91,6 +91,7 @@ struct StageExtent {
   int64_t width = 0;                      // I
   std::vector<int64_t> num_out = {};      // O of each layer
   const PassOptions* rounding = nullptr;  // of the first layer, where a pass rounds it afterwards
+  int num_threads = 1;
   // Returns the number of weights of all layers, as a number that costs are multiplied by.
   double num_weights() const;
 };

@@ -3,19 +3,11 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "compress/recipe/measured_costs.h"
+#include "prune/resolve.h"
 #include "runtime/format/pare_sparse24.h"
 
 namespace pare {
-namespace {
-
-// Costs in units of the matrix product's rate.
-constexpr double kScoreOpsPerWeight = 60.0;   // scores and the choice of a mask
-constexpr double kSweepOpsPerWeight = 8.0;    // of SparseGPT's loop, per column of H
-constexpr double kProductOpsPerWeight = 2.2;  // of a round of ALPS or a step of conjugate gradients, per column of H
-// Conjugate gradients stop early: so many steps of those allowed.
-constexpr double kShareOfSteps = 0.5;
-
-}  // namespace
 
 void store_pattern(const SparsePattern& pattern, SparseStorage storage, PackScheme& scheme) {
   if (pattern != kTwoOfFour || storage != SparseStorage::packed) return;
@@ -104,6 +96,11 @@ void PrunePass::check(const PassCheck& check) {
     }
     resolve.gradient_steps = 0;
   }
+  if (!resolve.exact) return;
+  if (check.was_given("resolve")) {
+    check.fail("resolve_exact", "a factorization takes no steps: leave 'resolve' or 'resolve_exact' out");
+  }
+  check.require_calibration("resolve_exact", "kept weights are solved again on calibration data", "leave it out");
 }
 
 void PrunePass::check_layer(const std::string& layer, int64_t num_out, int64_t num_in) const {
@@ -116,13 +113,24 @@ StatisticsNeed PrunePass::need() const {
 }
 
 double PrunePass::operations(const StageExtent& stage) const {
-  const double rounds = kShareOfSteps * resolve.gradient_steps;
-  return stage.num_weights() * (kScoreOpsPerWeight + static_cast<double>(stage.width) * kProductOpsPerWeight * rounds);
+  const auto width = static_cast<double>(stage.width);
+  const double kept = width * (1.0 - pruned_share());
+  const double solving = resolve.exact ? kFactorOpsPerKept * kept * kept * kept / width
+                                       : width * kProductOpsPerWeight * kShareOfSteps * resolve.gradient_steps;
+  return stage.num_weights() * (kScoreOpsPerWeight + solving);
 }
 
 int64_t PrunePass::working_bytes(const StageExtent& stage) const {
+  if (!resolves()) return PassOptions::working_bytes(stage);
   // H in normalized columns.
-  return PassOptions::working_bytes(stage) + (resolves() ? stage.width * stage.width * 4 : 0);
+  int64_t bytes = PassOptions::working_bytes(stage) + stage.width * stage.width * 4;
+  if (resolve.exact) {
+    // A ratio of a whole layer may leave rows whole.
+    const SparsePattern kept = pattern();
+    bytes += stage.num_threads *
+             resolve_exact_bytes(kept.is_dense() ? stage.width : stage.width * kept.num_kept / kept.group);
+  }
+  return bytes;
 }
 
 void WandaPass::check(const PassCheck& check) {

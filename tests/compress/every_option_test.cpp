@@ -292,6 +292,7 @@ const std::vector<Setting>& settings() {
        "",
        {{"fit", "one threshold over all layers fits none of them anyhow"}}},
       {"Wanda", "wanda", {{"resolve", "3"}}},
+      {"WandaExactly", "wanda", {{"resolve_exact", "true"}}},
       {"WandaByOutliers",
        "wanda",
        {{"pattern", "unstructured"}, {"allocation", "owl"}, {"owl_outlier", "2"}, {"resolve", "3"}}},

@@ -122,6 +122,37 @@ TEST(Resolve, LeadsToTheExactSolution) {
   }
 }
 
+// Brute force: the normal equations of each row, by elimination in float64. Rows that do not fall stay, dead columns are
+// the start's.
+TEST(Resolve, IsExactWhereThatIsAsked) {
+  const int64_t num_in = 40;
+  at::Tensor hessian = random_hessian(num_in, 31);
+  hessian.select(0, 7).zero_();
+  hessian.select(1, 7).zero_();
+  const at::Tensor weight = random_weight(30, num_in, 32), kept = random_mask(30, num_in, 0.5, 33);
+  at::Tensor start = masked(weight, kept);
+  start.select(1, 7).mul_(2.0);
+  const NormalizedHessian normal = normalize(hessian, 0.02);
+  const ResolveResult found = resolve(weight, start, kept, normal, {.gradient_steps = 1, .exact = true});
+  const Matrix matrix = damped_matrix(normal);
+  EXPECT_EQ(found.num_rows_left, 0);
+  for (int64_t row = 0; row < 30; ++row) {
+    const bool* kept_I = kept.const_data_ptr<bool>() + row * num_in;
+    const std::vector<double> expected =
+        least_squares(floats(weight) + row * num_in, matrix, [&](size_t i) { return kept_I[i] && i != 7; });
+    for (int64_t i = 0; i < num_in; ++i) {
+      const float value = floats(found.weight_OI)[row * num_in + i];
+      if (i == 7) {
+        EXPECT_EQ(value, floats(start)[row * num_in + i]);
+      } else {
+        EXPECT_NEAR(value, expected[i], 1e-7 + 1e-6 * std::abs(expected[i]));
+      }
+    }
+  }
+  const ResolveResult again = resolve(weight, found.weight_OI, kept, normal, {.exact = true});
+  EXPECT_TRUE(again.weight_OI.equal(found.weight_OI));
+}
+
 // The tolerance limits the last step alone. The remaining error is a few times that on such matrices.
 TEST(Resolve, DefaultsComeClose) {
   const at::Tensor weight = random_weight(64, 192, 11), kept = keep_best(weight.abs(), kTwoOfFour);
