@@ -7,6 +7,7 @@
 #include <string>
 
 #include "compress/model/decoder_functions.h"
+#include "compress/recipe/measured_costs.h"
 #include "compress/train/train_step.h"
 #include "compress/train/training_device.h"
 #include "compress/train/training_state.h"

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "compress/recipe/measured_costs.h"
 #include "compress/recipe/pass_options.h"
 #include "compress/reconstruct/reconstruct_block.h"
 #include "compress/survey/leave_one_out.h"
@@ -18,33 +19,6 @@
 
 namespace pare {
 namespace {
-
-// Measured shares of the matrix product's rate, and costs in units of that rate (tests/compress: Pipeline.DryRun*).
-constexpr double kForwardEfficiency = 0.75;     // products of [T, D], norms, softmax
-constexpr double kReconstructEfficiency = 0.5;  // float32; a block's graph, one thread per window
-constexpr double kStatisticsEfficiency = 0.85;  // tiles of H
-constexpr double kTableOpsPerWeight = 1500.0;   // conversion, rounding, packing, checksums: bound by memory
-constexpr double kFitOpsPerWeight = 16.0;       // per column of H: five float64 products, three for o and down
-constexpr double kEvaluationEfficiency = 0.6;   // for pare's own kernels
-constexpr double kTruncateOpsPerLogit = 150.0;  // in each sum over a vocabulary: exponentials and reads
-constexpr double kBytesPerSecond = 1e9;         // hashing and writing files
-constexpr double kWeightBytesPerSecond = 1e10;  // reading weights from memory while tokens are decoded one by one
-
-// A run predicts its size before calibration has counted outlier columns. It assumes one in this many.
-constexpr int64_t kExpectedOutlierShare = 8;
-
-// The memory that LibTorch, MKL and the allocator hold beside our buffers once they are used: for the process, for each
-// worker, and for each worker and column of the widest matrix. Measured with 1, 2 and 4 threads on models of 64 to 1024
-// channels.
-constexpr int64_t kLibraryBytes = int64_t{4} << 20;
-constexpr int64_t kWorkerBytes = int64_t{2} << 20;
-constexpr int64_t kWorkerColumnBytes = int64_t{8} << 10;
-
-// The memory that a thread that takes gradients holds for its graph's nodes and on the heap.
-constexpr int64_t kGradientThreadBytes = int64_t{4} << 20;
-
-// H and U of a stage in float32, and six such matrices in float64 for the factorization.
-constexpr int64_t kFactorElementBytes = 4 + 4 + 6 * 8;
 
 // Returns what the process holds whatever it works on.
 int64_t process_bytes(int64_t base_bytes, int num_threads, int64_t widest) {
@@ -221,8 +195,8 @@ Operations count_operations(const RunPlan& plan, const ModelDescription& model, 
 
 // Returns the bytes that a stage's layers take beside the block's weights: the memory in which the steps work, and
 // changed weights and their masks until they are stored.
-int64_t layers_bytes(const RunPlan& plan, int64_t block, Stage stage) {
-  StageExtent extent;
+int64_t layers_bytes(const RunPlan& plan, int64_t block, Stage stage, int num_threads) {
+  StageExtent extent{.num_threads = num_threads};
   bool is_changed = false;
   const std::vector<const LayerPlan*> layers = plan.stage_layers(block, stage);
   for (const LayerPlan* layer : layers) {
@@ -240,7 +214,8 @@ int64_t layers_bytes(const RunPlan& plan, int64_t block, Stage stage) {
 }
 
 // Returns the bytes while a stage's layers are compressed: H and its factor, then the largest layer's working copies.
-int64_t compress_bytes(const RunPlan& plan, const ModelDescription& model, int64_t num_windows) {
+int64_t compress_bytes(const RunPlan& plan, const ModelDescription& model, const Workload& workload) {
+  const int64_t num_windows = workload.num_windows;
   int64_t largest = 0;
   for (size_t b = 0; b < plan.blocks.size(); ++b) {
     for (const Stage stage : block_stages(model.blocks[b])) {
@@ -261,8 +236,8 @@ int64_t compress_bytes(const RunPlan& plan, const ModelDescription& model, int64
                                              [](const LayerPlan* layer) { return layer->kept_zeros.has_value(); });
         factor = std::max(factor, fit_bytes(model, width) + (keeps_zeros ? square * 4 : 0));  // H in normalized columns
       }
-      largest =
-          std::max({largest, statistics + square * 4, factor + layers_bytes(plan, static_cast<int64_t>(b), stage)});
+      largest = std::max({largest, statistics + square * 4,
+                          factor + layers_bytes(plan, static_cast<int64_t>(b), stage, workload.num_threads)});
     }
   }
   return largest;
@@ -313,7 +288,7 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
   const int64_t libraries = process_bytes(base_bytes, workload.num_threads, widest_of(model));
   // The block is there in float32, as codes and packed, and the original's block in float32.
   const int64_t block_bytes = sizes.largest_block * (4 + 1 + 1 + (plan.carries_original() ? 4 : 0));
-  int64_t work_bytes = compress_bytes(plan, model, workload.num_windows);
+  int64_t work_bytes = compress_bytes(plan, model, workload);
   if (plan.reconstructs()) {
     work_bytes = std::max(work_bytes, reconstruction_bytes(model, workload.num_tokens, workload.num_threads) +
                                           workload.num_threads * kGradientThreadBytes);
@@ -323,8 +298,9 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
   const auto walk_memory = [&](Spill spill) {
     int64_t bytes = libraries + block_bytes + work_bytes + survey_memory;
     if (workload.walks()) {
-      bytes += BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, spill, workload.num_threads,
-                                    plan.carries_original(), plan.reconstructs())
+      bytes += WalkLayout(model, workload.num_windows, workload.num_tokens, spill, workload.num_threads,
+                          plan.carries_original(), plan.reconstructs())
+                   .footprint()
                    .memory_bytes;
     }
     return bytes;
@@ -354,8 +330,9 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
   }
   int64_t spill_bytes = 0;
   if (workload.walks()) {
-    spill_bytes = BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, prediction.spill,
-                                       workload.num_threads, plan.carries_original(), plan.reconstructs())
+    spill_bytes = WalkLayout(model, workload.num_windows, workload.num_tokens, prediction.spill, workload.num_threads,
+                             plan.carries_original(), plan.reconstructs())
+                      .footprint()
                       .spill_bytes;
   }
   prediction.disk_bytes = sizes.parts_bytes + std::max(spill_bytes, sizes.output_bytes);
@@ -409,7 +386,7 @@ Prediction predict_encoder(const RunPlan& plan, const Checkpoint& checkpoint, co
         operations.compress += step.options->operations({.width = width, .num_out = {layer.linear.num_out}});
       }
       const StatisticsNeed need = plan.need(static_cast<int64_t>(b), layer.stage);
-      int64_t bytes = layers_bytes(plan, static_cast<int64_t>(b), layer.stage);
+      int64_t bytes = layers_bytes(plan, static_cast<int64_t>(b), layer.stage, workload.num_threads);
       if (need != StatisticsNeed::none) {
         bytes += StatisticsAccumulator::size_bytes(width, workload.calibration_tokens / EncoderWalk::kGroupRows, need);
       }
@@ -474,7 +451,8 @@ Prediction predict_calibration(const RunPlan& plan, const Checkpoint& checkpoint
   }
   const auto memory = [&](Spill spill) {
     return process_bytes(base_bytes, workload.num_threads, widest_of(model)) + largest_block * 4 + largest_stage +
-           BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, spill, workload.num_threads)
+           WalkLayout(model, workload.num_windows, workload.num_tokens, spill, workload.num_threads)
+               .footprint()
                .memory_bytes;
   };
   if (memory(Spill::all) > max_memory_bytes) {
@@ -487,9 +465,10 @@ Prediction predict_calibration(const RunPlan& plan, const Checkpoint& checkpoint
     prediction.spill = prediction.spill == Spill::none ? Spill::inputs : Spill::all;
   }
   prediction.output_bytes = file_bytes;
-  prediction.disk_bytes = file_bytes + BlockWalk::footprint(model, workload.num_windows, workload.num_tokens,
-                                                            prediction.spill, workload.num_threads)
-                                           .spill_bytes;
+  prediction.disk_bytes =
+      file_bytes + WalkLayout(model, workload.num_windows, workload.num_tokens, prediction.spill, workload.num_threads)
+                       .footprint()
+                       .spill_bytes;
   const Operations operations = count_operations(plan, model, workload);
   const int64_t held = memory(prediction.spill);
   prediction.stages = {{"forward", operations.forward / matmul_rate / kForwardEfficiency, held},

@@ -4,18 +4,12 @@
 #include <regex>
 #include <stdexcept>
 
+#include "compress/recipe/measured_costs.h"
 #include "runtime/format/bitsandbytes_int8.h"
 #include "runtime/format/pare_int8.h"
 
 namespace pare {
 namespace {
-
-// Costs in units of the matrix product's rate, measured (tests/compress: Pipeline.DryRun*).
-constexpr double kRoundOpsPerWeight = 8.0;     // per column of H that the rounding error goes to
-constexpr double kRefineOpsPerWeight = 11.0;   // per column of H and sweep
-constexpr double kJudgeOpsPerWeight = 4000.0;  // of AWQ's candidates, beside the product with H: search, rounding, sums
-constexpr double kSmoothOpsPerWeight = 200.0;  // of SmoothQuant's candidates, beside the product with the sampled rows
-constexpr double kFactorOpsPerCube = 6.0;      // per I^3
 
 // Returns a pattern of the layers that have this name in any block: "model.layers.*.mlp.down_proj".
 std::string pattern_of_all_blocks(const std::string& layer) {

@@ -10,10 +10,7 @@
 
 namespace pare {
 
-// Costs in units of the matrix product's rate, which the prediction of a run counts beside those of the passes: a
-// weight's search of a scale (25 shrink factors, about 20 operations each), and the factor of H, [I, I] (Cholesky,
-// inverse and check in float64).
-inline constexpr double kSearchOpsPerWeight = 500.0;
+// The operations of the factor of H, [I, I]: Cholesky, inverse and check in float64.
 double factor_operations(int64_t width);
 
 // Clones and kinds are alike for all: Options names the class itself.

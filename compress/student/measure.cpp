@@ -162,7 +162,7 @@ TeacherMeasure measure_teacher(const Checkpoint& teacher, const TokenWindows& wi
   const ChannelGroups merged = num_merged ? contiguous_groups(width, *num_merged) : ChannelGroups{};
   const bool merges = num_merged.has_value();
 
-  const HiddenStore hidden(num_windows, num_tokens, width, std::nullopt);
+  const HiddenStore hidden({num_windows, num_tokens, width});
   {
     const LinearWeights embedding = teacher.linear(teacher.embedding());
     for_row_chunks(num_windows, 1, [&](int64_t n, int64_t) {

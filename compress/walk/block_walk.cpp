@@ -28,24 +28,6 @@ class Stopwatch {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-// What is kept of each token's way.
-int64_t routing_bytes(const ModelDescription& model) {
-  int64_t most = 0;
-  for (const BlockDescription& block : model.blocks) most = std::max(most, block.routing.experts_per_token);
-  return most * static_cast<int64_t>(sizeof(int64_t) + sizeof(float));
-}
-
-// Whole chunks of H, and at least a window for every worker.
-int64_t windows_per_group(int64_t num_windows, int64_t num_tokens, int num_threads) {
-  const int64_t chunk = chunk_windows(num_tokens);
-  const int64_t chunks = (num_threads + chunk - 1) / chunk;
-  return std::min(num_windows, chunk * chunks);
-}
-
-std::optional<std::filesystem::path> spill_path(bool spilled, const std::filesystem::path& directory) {
-  return spilled ? std::optional(directory) : std::nullopt;
-}
-
 }  // namespace
 
 BlockWalk::BlockWalk(const ModelDescription& model, const TokenWindows& windows, const LinearWeights& embedding,
@@ -54,22 +36,18 @@ BlockWalk::BlockWalk(const ModelDescription& model, const TokenWindows& windows,
     : model_(model),
       num_windows_(windows.num_windows),
       num_tokens_(windows.num_tokens),
-      group_windows_(windows_per_group(num_windows_, num_tokens_, num_threads)),
+      layout_(model, num_windows_, num_tokens_, spill, num_threads, original_embedding != nullptr, keeps_block_inputs),
       sample_seed_(sample_seed),
       expert_tokens_(expert_tokens),
-      hidden_(num_windows_, num_tokens_, model.hidden_size, spill_path(spill == Spill::all, spill_directory)),
-      inputs_(num_windows_, num_tokens_, widest_input(model), spill_path(spill != Spill::none, spill_directory)),
-      group_x_RD_(at::empty({group_windows_ * num_tokens_, model.hidden_size}, at::kFloat)),
-      num_threads_(num_threads) {
-  if (model.has_mixture()) {
-    sums_.emplace(num_windows_, num_tokens_, model.hidden_size, spill_path(spill != Spill::none, spill_directory));
+      hidden_(layout_.hidden, spill_directory),
+      inputs_(layout_.inputs, spill_directory),
+      group_x_RD_(at::empty({layout_.group_x / model.hidden_size, model.hidden_size}, at::kFloat)) {
+  if (layout_.sums) {
+    sums_.emplace(*layout_.sums, spill_directory);
     routing_N_.resize(static_cast<size_t>(num_windows_));
     tokens_N_.resize(static_cast<size_t>(num_windows_));
   }
-  if (keeps_block_inputs) {
-    block_inputs_.emplace(num_windows_, num_tokens_, model.hidden_size,
-                          spill_path(spill != Spill::none, spill_directory));
-  }
+  if (layout_.block_inputs) block_inputs_.emplace(*layout_.block_inputs, spill_directory);
   for (const int32_t id : windows.ids_NT) {
     if (id < 0 || id >= model.vocabulary_size) {
       throw std::invalid_argument("calibration: token id " + std::to_string(id) + "; the model's vocabulary has " +
@@ -82,32 +60,8 @@ BlockWalk::BlockWalk(const ModelDescription& model, const TokenWindows& windows,
     hidden_.release(window, 1, model_.hidden_size);
   });
   if (original_embedding != nullptr) {
-    original_.emplace(model, windows, *original_embedding, sample_seed, group_windows_,
-                      spill_path(spill == Spill::all, spill_directory));
+    original_.emplace(model, windows, *original_embedding, sample_seed, layout_, spill_directory);
   }
-}
-
-BlockWalk::Footprint BlockWalk::footprint(const ModelDescription& model, int64_t num_windows, int64_t num_tokens,
-                                          Spill spill, int num_threads, bool with_original, bool keeps_block_inputs) {
-  const int64_t hidden = HiddenStore::size_bytes(num_windows, num_tokens, model.hidden_size);
-  const int64_t inputs = HiddenStore::size_bytes(num_windows, num_tokens, widest_input(model));
-  Footprint footprint;
-  (spill == Spill::all ? footprint.spill_bytes : footprint.memory_bytes) += hidden;
-  (spill == Spill::none ? footprint.memory_bytes : footprint.spill_bytes) += inputs;
-  if (model.has_mixture()) {
-    (spill == Spill::none ? footprint.memory_bytes : footprint.spill_bytes) += hidden;
-    footprint.memory_bytes += num_windows * num_tokens * (routing_bytes(model) + static_cast<int64_t>(sizeof(int64_t)));
-  }
-  if (keeps_block_inputs) (spill == Spill::none ? footprint.memory_bytes : footprint.spill_bytes) += hidden;
-  footprint.memory_bytes += num_threads * BlockFunctions::forward_bytes(model, num_tokens);
-  const int64_t group_windows = windows_per_group(num_windows, num_tokens, num_threads);
-  footprint.memory_bytes += HiddenStore::size_bytes(group_windows, num_tokens, model.hidden_size);
-  if (with_original) {
-    (spill == Spill::all ? footprint.spill_bytes : footprint.memory_bytes) +=
-        OriginalStream::states_bytes(model, num_windows, num_tokens);
-    footprint.memory_bytes += OriginalStream::work_bytes(model, num_tokens, group_windows);
-  }
-  return footprint;
 }
 
 void BlockWalk::check_original(const DecoderBlock* original) const {
@@ -123,7 +77,7 @@ at::Tensor BlockWalk::input_rows(Stage stage, int64_t first, int64_t count, int6
   if (is_output_stage(stage)) {
     return inputs_.windows(chunk_first, first + count - chunk_first, width).narrow(0, offset, num_rows);
   }
-  return group_x_RD_.narrow(0, chunk_first % group_windows_ * num_tokens_ + offset, num_rows);
+  return group_x_RD_.narrow(0, chunk_first % layout_.group_windows * num_tokens_ + offset, num_rows);
 }
 
 void BlockWalk::add_output(const DecoderBlock& block, Stage stage, int64_t window) const {
@@ -231,10 +185,10 @@ LayerStatistics BlockWalk::move_to(const DecoderBlock& block, Stage stage, Stati
                         chunk_windows(num_tokens_), draw_sorted(first_row_N_.back(), kNumSampleRows, sample_seed_),
                         need);
   }
-  std::vector<double> observing(static_cast<size_t>(num_threads_));  // seconds of each worker
-  for (int64_t first = 0; first < num_windows_; first += group_windows_) {
+  std::vector<double> observing(static_cast<size_t>(layout_.num_workers));  // seconds of each worker
+  for (int64_t first = 0; first < num_windows_; first += layout_.group_windows) {
     throw_if_interrupted();
-    const int64_t count = std::min(group_windows_, num_windows_ - first);
+    const int64_t count = std::min(layout_.group_windows, num_windows_ - first);
     for_row_chunks(count, 1, [&](int64_t index, int64_t) {
       const int64_t window = first + index;
       const auto worker = static_cast<size_t>(omp_get_thread_num());

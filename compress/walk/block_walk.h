@@ -15,12 +15,10 @@
 #include "compress/walk/hidden_store.h"
 #include "compress/walk/original_stream.h"
 #include "compress/walk/statistics.h"
+#include "compress/walk/walk_layout.h"
 #include "runtime/files/npy.h"
 
 namespace pare {
-
-// Where the two stores lie.
-enum class Spill { none, inputs, all };
 
 // Reads one window's states around a block that was left, float32 [T, D]: those of the compressed model in front of it,
 // and the original model's behind it. Both last until it returns.
@@ -63,14 +61,6 @@ class BlockWalk {
 
   const WalkSeconds& seconds() const { return seconds_; }
 
-  // Bytes that the walk holds (stores in memory, working space) and maps from the spill, for windows of that shape.
-  struct Footprint {
-    int64_t memory_bytes = 0;
-    int64_t spill_bytes = 0;
-  };
-  static Footprint footprint(const ModelDescription& model, int64_t num_windows, int64_t num_tokens, Spill spill,
-                             int num_threads, bool with_original = false, bool keeps_block_inputs = false);
-
  private:
   void check_original(const DecoderBlock* original) const;
   // What reach and leave do; without `original` its states stay where they are.
@@ -92,20 +82,19 @@ class BlockWalk {
 
   const ModelDescription& model_;
   int64_t num_windows_, num_tokens_;
-  int64_t group_windows_;
+  WalkLayout layout_;
   uint64_t sample_seed_;
   ExpertTokens expert_tokens_;
   // Of the reached stage: the rows before each window and the end; of an expert also the tokens in each window.
   std::vector<int64_t> first_row_N_;
   std::vector<at::Tensor> tokens_N_;
   HiddenStore hidden_;
-  HiddenStore inputs_;  // of the two output stages: what attention and activation made
+  HiddenStore inputs_;
   std::optional<HiddenStore> block_inputs_;
-  std::optional<HiddenStore> sums_;  // of mixtures: what the experts add, up to the last that was reached
+  std::optional<HiddenStore> sums_;
   std::vector<TokenRouting> routing_N_;
   int64_t expert_ = Stage::kNoExpert;  // the last that was reached
-  at::Tensor group_x_RD_;              // the normalized input of the windows at work
-  int num_threads_;
+  at::Tensor group_x_RD_;
   std::optional<OriginalStream> original_;
   WalkSeconds seconds_;
 };

@@ -2,12 +2,21 @@
 
 #include <ATen/ops/empty.h>
 
+#include <array>
 #include <stdexcept>
 
 #include "quant/row_chunks.h"
 #include "runtime/system/interrupt.h"
 
 namespace pare {
+namespace {
+
+// Values of each token: the states, what attention makes, and what the activation does.
+std::array<int64_t, 3> widths(const EncoderDescription& model) {
+  return {model.hidden_size, model.hidden_size, model.feed_forward_size};
+}
+
+}  // namespace
 
 EncoderWalk::EncoderWalk(const Checkpoint& checkpoint, const CalibrationTexts& texts, uint64_t sample_seed) {
   const EncoderDescription& model = checkpoint.encoder();
@@ -19,9 +28,10 @@ EncoderWalk::EncoderWalk(const Checkpoint& checkpoint, const CalibrationTexts& t
                                 " tokens; expected at least " + std::to_string(kGroupRows));
   }
   sample_rows_ = draw_sorted(num_counted, kNumSampleRows, sample_seed);
-  hidden_RD_ = at::empty({num_rows, model.hidden_size}, at::kFloat);
-  mixed_RD_ = at::empty({num_rows, model.hidden_size}, at::kFloat);
-  activated_RF_ = at::empty({num_rows, model.feed_forward_size}, at::kFloat);
+  const auto [hidden, mixed, activated] = widths(model);
+  hidden_RD_ = at::empty({num_rows, hidden}, at::kFloat);
+  mixed_RD_ = at::empty({num_rows, mixed}, at::kFloat);
+  activated_RF_ = at::empty({num_rows, activated}, at::kFloat);
   const EncoderEmbedding embedding(checkpoint);
   for_row_chunks(static_cast<int64_t>(texts.size()), 1, [&](int64_t text, int64_t) {
     at::Tensor hidden_TD = rows(hidden_RD_, static_cast<size_t>(text));
@@ -30,7 +40,8 @@ EncoderWalk::EncoderWalk(const Checkpoint& checkpoint, const CalibrationTexts& t
 }
 
 int64_t EncoderWalk::size_bytes(const EncoderDescription& model, int64_t num_tokens) {
-  return num_tokens * (2 * model.hidden_size + model.feed_forward_size) * static_cast<int64_t>(sizeof(float));
+  const auto [hidden, mixed, activated] = widths(model);
+  return num_tokens * (hidden + mixed + activated) * static_cast<int64_t>(sizeof(float));
 }
 
 at::Tensor EncoderWalk::rows(const at::Tensor& all_RI, size_t text) const {

@@ -39,17 +39,10 @@ float* map_spill_file(const std::filesystem::path& directory, int64_t size) {
 
 }  // namespace
 
-int64_t HiddenStore::size_bytes(int64_t num_windows, int64_t num_tokens, int64_t max_width) {
-  return num_windows * num_tokens * max_width * static_cast<int64_t>(sizeof(float));
-}
-
-HiddenStore::HiddenStore(int64_t num_windows, int64_t num_tokens, int64_t max_width,
-                         const std::optional<std::filesystem::path>& spill_directory)
-    : size_bytes_(size_bytes(num_windows, num_tokens, max_width)),
-      num_tokens_(num_tokens),
-      spilled_(spill_directory.has_value()) {
+HiddenStore::HiddenStore(const StoreShape& shape, const std::filesystem::path& spill_directory)
+    : size_bytes_(shape.size_bytes()), num_tokens_(shape.num_tokens), spilled_(shape.spilled) {
   if (spilled_) {
-    data_ = map_spill_file(*spill_directory, size_bytes_);
+    data_ = map_spill_file(spill_directory, size_bytes_);
     return;
   }
   void* const data = mmap(nullptr, static_cast<size_t>(size_bytes_), PROT_READ | PROT_WRITE,

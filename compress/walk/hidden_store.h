@@ -7,17 +7,22 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 
 namespace pare {
 
+struct StoreShape {
+  int64_t num_windows = 0, num_tokens = 0, max_width = 0;
+  bool spilled = false;  // in a file
+
+  int64_t size_bytes() const { return num_windows * num_tokens * max_width * static_cast<int64_t>(sizeof(float)); }
+};
+
 class HiddenStore {
  public:
-  // With spill_directory, a file is made there and unlinked at once: nothing is left behind whatever happens. Its
+  // A spilled one makes a file in spill_directory and unlinks it at once: nothing is left behind whatever happens. Its
   // blocks are reserved on the disk first, because a full disk would otherwise end the process with a bus error later.
   // Throws std::runtime_error (bytes needed, reason).
-  HiddenStore(int64_t num_windows, int64_t num_tokens, int64_t max_width,
-              const std::optional<std::filesystem::path>& spill_directory);
+  explicit HiddenStore(const StoreShape& shape, const std::filesystem::path& spill_directory = {});
   HiddenStore(HiddenStore&& other) noexcept;
   HiddenStore& operator=(HiddenStore&& other) noexcept;
   ~HiddenStore();
@@ -30,8 +35,6 @@ class HiddenStore {
   void release(int64_t first, int64_t count, int64_t width) const;
 
   bool is_spilled() const { return spilled_; }
-  int64_t size_bytes() const { return size_bytes_; }
-  static int64_t size_bytes(int64_t num_windows, int64_t num_tokens, int64_t max_width);
 
  private:
   float* data_ = nullptr;

@@ -11,8 +11,9 @@
 namespace pare {
 namespace {
 
-int64_t group_width(const ModelDescription& model) {
-  return std::max(model.hidden_size, widest_input(model));
+// Of the fitting windows or the held-out ones: H and what is missing.
+std::array<ProductShape, 2> sums_shapes(const ModelDescription& model, int64_t width) {
+  return {{{width, width, /*symmetric=*/true}, {model.hidden_size, width, /*symmetric=*/false}}};
 }
 
 // How much a token of an output stage weighs, as a root: what its row is multiplied with on both sides of a product.
@@ -25,17 +26,17 @@ float root_weight(const float* hidden_D, int64_t width, float epsilon) {
 }  // namespace
 
 OriginalStream::OriginalStream(const ModelDescription& model, const TokenWindows& windows,
-                               const LinearWeights& embedding, uint64_t seed, int64_t group_windows,
-                               const std::optional<std::filesystem::path>& spill_directory)
+                               const LinearWeights& embedding, uint64_t seed, const WalkLayout& layout,
+                               const std::filesystem::path& spill_directory)
     : model_(model),
       num_windows_(windows.num_windows),
       num_tokens_(windows.num_tokens),
       chunk_windows_(chunk_windows(windows.num_tokens)),
-      group_windows_(group_windows),
+      group_windows_(layout.group_windows),
       is_held_N_(held_windows(windows.num_windows, seed)),
-      hidden_(num_windows_, num_tokens_, model.hidden_size, spill_directory),
-      group_x_(at::empty({group_windows * num_tokens_ * group_width(model)}, at::kFloat)),
-      group_missing_(at::empty({group_windows * num_tokens_ * model.hidden_size}, at::kFloat)) {
+      hidden_(layout.original->states, spill_directory),
+      group_x_(at::empty({layout.original->group_x}, at::kFloat)),
+      group_missing_(at::empty({layout.original->group_missing}, at::kFloat)) {
   for (int64_t first = 0; first < num_windows_; first += chunk_windows_) {
     const int64_t end = std::min(num_windows_, first + chunk_windows_);
     std::array<int64_t, 2> next = {0, 0};
@@ -58,17 +59,9 @@ std::vector<bool> OriginalStream::held_windows(int64_t num_windows, uint64_t see
   return is_held_N;
 }
 
-int64_t OriginalStream::states_bytes(const ModelDescription& model, int64_t num_windows, int64_t num_tokens) {
-  return HiddenStore::size_bytes(num_windows, num_tokens, model.hidden_size);
-}
-
-int64_t OriginalStream::work_bytes(const ModelDescription& model, int64_t num_tokens, int64_t group_windows) {
-  return HiddenStore::size_bytes(group_windows, num_tokens, group_width(model) + model.hidden_size);
-}
-
 int64_t OriginalStream::sums_bytes(const ModelDescription& model, int64_t width) {
-  return 2 * (ProductSums::size_bytes(width, width, /*symmetric=*/true) +
-              ProductSums::size_bytes(model.hidden_size, width, /*symmetric=*/false));
+  const auto [hessian, missing] = sums_shapes(model, width);
+  return 2 * (hessian.size_bytes() + missing.size_bytes());
 }
 
 at::Tensor OriginalStream::group_rows(const at::Tensor& buffer, int64_t window, int64_t width) const {
@@ -82,10 +75,8 @@ void OriginalStream::begin(Stage stage, int64_t width) {
   width_ = width;
   weight_N_.assign(static_cast<size_t>(num_windows_), static_cast<double>(num_tokens_));
   sums_.clear();
-  for (int i = 0; i < 2; ++i) {
-    sums_.push_back(
-        {ProductSums(width, width, /*symmetric=*/true), ProductSums(model_.hidden_size, width, /*symmetric=*/false)});
-  }
+  const auto [hessian, missing] = sums_shapes(model_, width);
+  for (int i = 0; i < 2; ++i) sums_.push_back({ProductSums(hessian), ProductSums(missing)});
 }
 
 // hidden_TD and output_TD are the original's: the residual stream and what the stage's layer makes for it.

@@ -9,23 +9,22 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <vector>
 
 #include "compress/walk/decoder_block.h"
 #include "compress/walk/hidden_store.h"
 #include "compress/walk/product_sums.h"
 #include "compress/walk/statistics.h"
+#include "compress/walk/walk_layout.h"
 #include "runtime/files/npy.h"
 
 namespace pare {
 
 class OriginalStream {
  public:
-  // Embeds the windows with the original's table. The states go to spill_directory, where there is one. group_windows
-  // are at work at a time: whole chunks of chunk_windows(T), or all.
+  // Embeds the windows with the original's table. `layout` is the walk's, and has the original.
   OriginalStream(const ModelDescription& model, const TokenWindows& windows, const LinearWeights& embedding,
-                 uint64_t seed, int64_t group_windows, const std::optional<std::filesystem::path>& spill_directory);
+                 uint64_t seed, const WalkLayout& layout, const std::filesystem::path& spill_directory);
 
   // The sums of a stage begin: of a block that is no expert's.
   void begin(Stage stage, int64_t width);
@@ -54,9 +53,6 @@ class OriginalStream {
   // By window. Without at least two windows none is held out, and no step is taken (S = 0).
   static std::vector<bool> held_windows(int64_t num_windows, uint64_t seed);
 
-  static int64_t states_bytes(const ModelDescription& model, int64_t num_windows, int64_t num_tokens);
-  // Beside the states.
-  static int64_t work_bytes(const ModelDescription& model, int64_t num_tokens, int64_t group_windows);
   // Of the sums of a stage whose input is `width` wide.
   static int64_t sums_bytes(const ModelDescription& model, int64_t width);
 

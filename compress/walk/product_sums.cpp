@@ -38,25 +38,32 @@ std::vector<int64_t> tile_bounds(int64_t width) {
   return bounds;
 }
 
-ProductSums::ProductSums(int64_t num_left, int64_t num_right, bool symmetric)
-    : num_left_(num_left), num_right_(num_right), symmetric_(symmetric) {
-  const std::vector<int64_t> rows = tile_bounds(num_left), columns = tile_bounds(num_right);
+namespace {
+
+// The tiles that are computed, with their places in the sum.
+template <typename Body>
+void for_tiles(const ProductShape& shape, const Body& body) {
+  const std::vector<int64_t> rows = tile_bounds(shape.num_left), columns = tile_bounds(shape.num_right);
   for (size_t i = 0; i + 1 < rows.size(); ++i) {
-    for (size_t j = symmetric ? i : 0; j + 1 < columns.size(); ++j) {
-      const int64_t tile_rows = rows[i + 1] - rows[i], tile_columns = columns[j + 1] - columns[j];
-      tiles_.push_back(
-          {rows[i], tile_rows, columns[j], tile_columns, at::zeros({tile_rows, tile_columns}, at::kDouble)});
+    for (size_t j = shape.symmetric ? i : 0; j + 1 < columns.size(); ++j) {
+      body(rows[i], rows[i + 1] - rows[i], columns[j], columns[j + 1] - columns[j]);
     }
   }
 }
 
-int64_t ProductSums::size_bytes(int64_t num_left, int64_t num_right, bool symmetric) {
-  const auto bytes = static_cast<int64_t>(sizeof(double));
-  if (!symmetric) return num_left * num_right * bytes;
-  const std::vector<int64_t> bounds = tile_bounds(num_left);
+}  // namespace
+
+ProductSums::ProductSums(const ProductShape& shape) : shape_(shape) {
+  for_tiles(shape, [&](int64_t first_row, int64_t num_rows, int64_t first_column, int64_t num_columns) {
+    tiles_.push_back({first_row, num_rows, first_column, num_columns, at::zeros({num_rows, num_columns}, at::kDouble)});
+  });
+}
+
+int64_t ProductShape::size_bytes() const {
   int64_t num_elements = 0;
-  for (size_t i = 0; i + 1 < bounds.size(); ++i) num_elements += (bounds[i + 1] - bounds[i]) * (num_left - bounds[i]);
-  return num_elements * bytes;
+  for_tiles(*this,
+            [&](int64_t, int64_t num_rows, int64_t, int64_t num_columns) { num_elements += num_rows * num_columns; });
+  return num_elements * static_cast<int64_t>(sizeof(double));
 }
 
 void ProductSums::add(std::span<const ProductRows> chunks) {
@@ -75,7 +82,7 @@ void ProductSums::add(std::span<const ProductRows> chunks) {
 }
 
 at::Tensor ProductSums::finish(double divisor) {
-  at::Tensor result_PI = at::empty({num_left_, num_right_}, at::kFloat);
+  at::Tensor result_PI = at::empty({shape_.num_left, shape_.num_right}, at::kFloat);
   float* result = result_PI.data_ptr<float>();
   for_row_chunks(static_cast<int64_t>(tiles_.size()), 1, [&](int64_t index, int64_t) {
     const Tile& tile = tiles_[static_cast<size_t>(index)];
@@ -84,15 +91,15 @@ at::Tensor ProductSums::finish(double divisor) {
       const int64_t row = tile.first_row + r;
       for (int64_t c = 0; c < tile.num_columns; ++c) {
         const int64_t column = tile.first_column + c;
-        if (symmetric_ && column < row) continue;  // of a diagonal tile: its mirror image is written instead
+        if (shape_.symmetric && column < row) continue;  // of a diagonal tile: its mirror image is written instead
         const auto value = static_cast<float>(sum[r * tile.num_columns + c] / divisor);
-        result[row * num_right_ + column] = value;
-        if (symmetric_) result[column * num_right_ + row] = value;
+        result[row * shape_.num_right + column] = value;
+        if (shape_.symmetric) result[column * shape_.num_right + row] = value;
       }
     }
   });
   tiles_.clear();
-  if (symmetric_) clear_small_columns(result_PI);
+  if (shape_.symmetric) clear_small_columns(result_PI);
   return result_PI;
 }
 

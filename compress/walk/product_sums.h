@@ -18,26 +18,30 @@ struct ProductRows {
   at::Tensor left_RP, right_RI;
 };
 
+struct ProductShape {
+  int64_t num_left = 0, num_right = 0;  // P, I
+  bool symmetric = false;  // both factors are the same, P = I; only the upper triangle of the tiles is computed, then
+                           // mirrored
+
+  int64_t size_bytes() const;  // of the sum
+};
+
 // sum of left^T right over all rows, [P, I].
 class ProductSums {
  public:
-  // symmetric: both factors are the same, P = I; only the upper triangle of the tiles is computed, then mirrored.
-  ProductSums(int64_t num_left, int64_t num_right, bool symmetric);
+  explicit ProductSums(const ProductShape& shape);
   // Adds the products of chunks, one after another. Splits the tiles over OpenMP threads.
   void add(std::span<const ProductRows> chunks);
   // The sum divided by `divisor`, float32; the tiles are given back. Of a symmetric one rows and columns are 0 where
   // the diagonal is no normal float32.
   at::Tensor finish(double divisor);
 
-  static int64_t size_bytes(int64_t num_left, int64_t num_right, bool symmetric);
-
  private:
   struct Tile {
     int64_t first_row, num_rows, first_column, num_columns;
     at::Tensor sum;  // float64
   };
-  int64_t num_left_, num_right_;
-  bool symmetric_;
+  ProductShape shape_;
   std::vector<Tile> tiles_;
 };
 

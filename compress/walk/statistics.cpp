@@ -97,13 +97,13 @@ StatisticsAccumulator::StatisticsAccumulator(std::string where, int64_t width, s
       sum_abs_NI_(at::empty({num_windows_, width}, at::kFloat)),
       sum_squares_NI_(at::empty({num_windows_, width}, at::kFloat)),
       sample_RI_(at::empty({static_cast<int64_t>(sample_rows.size()), width}, at::kFloat)) {
-  if (need == StatisticsNeed::hessian) products_.emplace(width, width, /*symmetric=*/true);
+  if (need == StatisticsNeed::hessian) products_.emplace(ProductShape{width, width, /*symmetric=*/true});
 }
 
 int64_t StatisticsAccumulator::size_bytes(int64_t width, int64_t num_windows, StatisticsNeed need) {
   const int64_t ranges = (4 * num_windows + kNumSampleRows) * width * static_cast<int64_t>(sizeof(float));
   if (need != StatisticsNeed::hessian) return ranges;
-  return ranges + ProductSums::size_bytes(width, width, /*symmetric=*/true);
+  return ranges + ProductShape{width, width, /*symmetric=*/true}.size_bytes();
 }
 
 void StatisticsAccumulator::observe(int64_t window, const at::Tensor& x_TI) {

@@ -113,7 +113,7 @@ TextLoss measure_text_loss(const Checkpoint& model, const TokenWindows& windows)
   const TokenWindows few = sample(windows);
   if (few.num_windows < 1 || few.num_tokens < 2) return result;
   const int64_t width = model.description().hidden_size;
-  const HiddenStore hidden(few.num_windows, few.num_tokens, width, std::nullopt);
+  const HiddenStore hidden({few.num_windows, few.num_tokens, width});
   pass_blocks(model, few, hidden);
   throw_if_interrupted();
   result.num_predictions = few.num_windows * (few.num_tokens - 1);

@@ -155,8 +155,8 @@ TEST(HiddenStore, SpilledAndResidentStoresHoldTheSame) {
   const fs::path directory = fs::temp_directory_path() / ("pare-store-" + std::to_string(getpid()));
   fs::create_directories(directory);
   {
-    HiddenStore resident(6, 50, 40, std::nullopt);
-    HiddenStore spilled(6, 50, 40, directory);
+    HiddenStore resident({6, 50, 40});
+    HiddenStore spilled({6, 50, 40, /*spilled=*/true}, directory);
     EXPECT_TRUE(fs::is_empty(directory)) << "the spill file has a name";
     for (int64_t n = 0; n < 6; ++n) {
       const at::Tensor x = make_activations(50, 40, static_cast<uint32_t>(n));
@@ -177,7 +177,7 @@ TEST(HiddenStore, SpilledAndResidentStoresHoldTheSame) {
 TEST(HiddenStore, NotEnoughDiskIsAnErrorAtOnce) {
   const fs::path directory = fs::temp_directory_path() / ("pare-store-full-" + std::to_string(getpid()));
   fs::create_directories(directory);
-  EXPECT_THROW(HiddenStore(int64_t{1} << 20, 4096, 4096, directory), std::runtime_error);  // 64 TiB
+  EXPECT_THROW(HiddenStore({int64_t{1} << 20, 4096, 4096, /*spilled=*/true}, directory), std::runtime_error);  // 64 TiB
   EXPECT_TRUE(fs::is_empty(directory));
   fs::remove_all(directory);
 }

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "compress/model/decoder_functions.h"
+#include "compress/recipe/measured_costs.h"
 #include "tests/compress/run_pare.h"
 #include "tests/places.h"
 

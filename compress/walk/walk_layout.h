@@ -1,0 +1,48 @@
+// What a walk through a decoder's blocks holds, written down once: the walk allocates it, predictions add it up.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "compress/walk/hidden_store.h"
+#include "runtime/model/model_description.h"
+
+namespace pare {
+
+// Which of the stores lie on the disk.
+enum class Spill { none, inputs, all };
+
+// What carries the original's states (OriginalStream).
+struct OriginalLayout {
+  StoreShape states;
+  int64_t group_x = 0, group_missing = 0;  // values of the windows at work
+};
+
+// What a walk maps from memory and from the spill directory, in bytes.
+struct Footprint {
+  int64_t memory_bytes = 0;
+  int64_t spill_bytes = 0;
+};
+
+struct WalkLayout {
+  // Of windows of that shape, and of what BlockWalk's options say.
+  WalkLayout(const ModelDescription& model, int64_t num_windows, int64_t num_tokens, Spill spill, int num_threads,
+             bool with_original = false, bool keeps_block_inputs = false);
+
+  int num_workers;        // threads, each with working space of its own
+  int64_t group_windows;  // that are at work at a time
+  StoreShape hidden;
+  StoreShape inputs;                       // of the two output stages: what attention and activation made
+  std::optional<StoreShape> sums;          // of mixtures: what the experts add, up to the last that was reached
+  std::optional<StoreShape> block_inputs;  // the states in front of the block that is passed
+  int64_t group_x = 0;                     // values of the normalized input of the windows at work
+  std::optional<OriginalLayout> original;
+
+  Footprint footprint() const;
+
+ private:
+  int64_t routing_bytes_ = 0;  // of mixtures: what is kept of each token's way
+  int64_t worker_bytes_ = 0;   // of one worker
+};
+
+}  // namespace pare
