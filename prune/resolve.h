@@ -21,9 +21,9 @@ struct ResolveResult {
   int64_t num_rows_left = 0;  // rows that stayed as they were, because the solution would not have been better
 };
 
-// Solves the kept weights of target_OI (W), float32 [O, I], by conjugate gradients or exactly. start_OI is the weight after the mask was chosen, also
-// float32 [O, I]; it must be zero where kept_OI (bool [O, I]) is false. Uses all of `options` but damping, which
-// `hessian` has.
+// Solves the kept weights of target_OI (W), float32 [O, I], by conjugate gradients or exactly. start_OI is the
+// weight after the mask was chosen, also float32 [O, I]; it must be zero where kept_OI (bool [O, I]) is false. Uses all
+// of `options` but damping, which `hessian` has.
 // The trace that falls is that under the damped H (quant/refine.h says why). A row stays as it was if its damped trace,
 // summed in float64, did not fall or its undamped one rose. Kept weights of dead columns stay as they are. Any number
 // of threads gives the same bits.

@@ -47,7 +47,7 @@ CORRECTIONS = {
     ("help", file, "*"): OPTIONS
     for file in ("help-eval.txt", "runtime-eval.txt", "man.txt", "complete-*.txt", "recipes.md", "schema.json")
 } | {
-    (case, file, place): "a scheme says code and layout in place of format; rounding has the option code, pruning resolve_exact"
+    (case, file, place): "a scheme says code and layout in place of format; new options: code, resolve_exact"
     for case, file, place in (
         ("*", "*pare.json", "fingerprint.recipe"),
         ("*", "*progress/run.json", "content.recipe"),

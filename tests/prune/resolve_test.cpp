@@ -122,8 +122,8 @@ TEST(Resolve, LeadsToTheExactSolution) {
   }
 }
 
-// Brute force: the normal equations of each row, by elimination in float64. Rows that do not fall stay, dead columns are
-// the start's.
+// Brute force: the normal equations of each row, by elimination in float64. Rows that do not fall stay, dead columns
+// are the start's.
 TEST(Resolve, IsExactWhereThatIsAsked) {
   const int64_t num_in = 40;
   at::Tensor hessian = random_hessian(num_in, 31);
