@@ -7,15 +7,15 @@
 #include <string>
 #include <vector>
 
-#include "compress/calibrate.h"
-#include "compress/pipeline.h"
 #include "compress/recipe/recipe.h"
 #include "compress/recipe/recipe_guide.h"
 #include "compress/recipe/recipe_inputs.h"
 #include "compress/recipe/recipe_paths.h"
 #include "compress/recipe/recipe_schema.h"
 #include "compress/record/record.h"
-#include "compress/torch_errors.h"
+#include "compress/run/calibrate.h"
+#include "compress/run/pipeline.h"
+#include "compress/run/torch_errors.h"
 #include "runtime/commands/command_line.h"
 #include "runtime/commands/command_parts.h"
 #include "runtime/commands/commands.h"

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "runtime/format/container_format.h"
+#include "runtime/containers/container_table.h"
 
 namespace pare {
 

@@ -7,7 +7,8 @@
 #include <stdexcept>
 
 #include "compress/artifact/small_files.h"
-#include "runtime/format/stored_linear.h"
+#include "runtime/containers/container_table.h"
+#include "runtime/containers/stored_linear.h"
 #include "runtime/model/own_config.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/containers/stored_linear.h"
 #include "runtime/format/fields.h"
-#include "runtime/format/stored_linear.h"
 #include "runtime/format/stored_scheme.h"
 
 namespace pare {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "compress/artifact/checked_file.h"
-#include "runtime/format/stored_linear.h"
+#include "runtime/containers/stored_linear.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"

@@ -13,6 +13,7 @@
 #include "compress/passes/fold.h"
 #include "quant/awq.h"
 #include "quant/smoothquant.h"
+#include "runtime/containers/container_table.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/progress.h"
 #include "runtime/system/sha256.h"

@@ -13,7 +13,7 @@
 #include "compress/passes/squared_error.h"
 #include "quant/grid.h"
 #include "quant/refine.h"
-#include "runtime/format/stored_linear.h"
+#include "runtime/containers/stored_linear.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/progress.h"
 

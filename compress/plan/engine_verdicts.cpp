@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-#include "runtime/format/container_format.h"
+#include "runtime/containers/container_table.h"
 
 namespace pare {
 namespace {

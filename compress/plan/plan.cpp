@@ -6,6 +6,7 @@
 
 #include "compress/plan/plan_checks.h"
 #include "compress/recipe/reconstruct_pass.h"
+#include "runtime/containers/container_table.h"
 
 namespace pare {
 namespace {
@@ -346,6 +347,16 @@ void leave_out_default_fit(RunPlan& plan) {
   }
 }
 
+// Names the containers that hold such a weight, for those who asked for another one; empty: none does.
+std::string containers_that_hold(const PackScheme& scheme, const LinearDescription& linear) {
+  std::string names;
+  for (const ContainerFormat* format : container_formats()) {
+    if (!format->accepts(format->adapted(scheme), linear.num_out, linear.num_in)) continue;
+    names += (names.empty() ? "" : " or ") + ("'container: " + std::string(format->name()) + "'");
+  }
+  return names;
+}
+
 void plan_storage(const std::string& container, LayerPlan& layer) {
   PackScheme scheme = dense_scheme();
   scheme.container = container;
@@ -354,7 +365,12 @@ void plan_storage(const std::string& container, LayerPlan& layer) {
   layer.scheme = format.adapted(scheme);
   if (layer.scheme.is_plain()) return;  // a tensor like any other
   if (const Acceptance accepted = format.accepts(layer.scheme, layer.linear.num_out, layer.linear.num_in); !accepted) {
-    refuse_recipe("container " + std::string(format.name()) + ": " + layer.linear.name + ": " + accepted.reason);
+    std::string others;  // the containers' own advice is for integers
+    if (layer.scheme.code != nullptr && !layer.scheme.is_integer()) {
+      others = containers_that_hold(layer.scheme, layer.linear);
+    }
+    refuse_recipe("container " + std::string(format.name()) + ": " + layer.linear.name + ": " + accepted.reason +
+                  (others.empty() ? "" : "; give " + others));
   }
 }
 

@@ -4,7 +4,8 @@
 #include <stdexcept>
 
 #include "runtime/commands/option_table.h"
-#include "runtime/format/pare_sparse24.h"
+#include "runtime/containers/container_table.h"
+#include "runtime/containers/pare_sparse24.h"
 
 namespace pare {
 namespace {

@@ -11,6 +11,7 @@
 #include "compress/walk/encoder_walk.h"
 #include "compress/walk/statistics.h"
 #include "quant/smoothquant.h"
+#include "runtime/containers/container_table.h"
 #include "runtime/engine/encoder.h"
 #include "runtime/engine/generate.h"
 #include "runtime/engine/memory_need.h"

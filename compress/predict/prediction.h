@@ -10,6 +10,14 @@
 
 namespace pare {
 
+// What the machine gives a run.
+struct RunLimits {
+  int64_t held_bytes = 0;  // by the process already
+  int64_t max_memory_bytes = 0;
+  double matmul_rate = 0.0;
+  int num_threads = 1;
+};
+
 struct PredictedStage {
   std::string name;
   double seconds = 0.0;

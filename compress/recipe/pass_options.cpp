@@ -5,8 +5,8 @@
 #include <stdexcept>
 
 #include "compress/recipe/measured_costs.h"
-#include "runtime/format/bitsandbytes_int8.h"
-#include "runtime/format/pare_int8.h"
+#include "runtime/containers/bitsandbytes_int8.h"
+#include "runtime/containers/pare_int8.h"
 
 namespace pare {
 namespace {

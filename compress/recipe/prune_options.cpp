@@ -5,7 +5,7 @@
 
 #include "compress/recipe/measured_costs.h"
 #include "prune/resolve.h"
-#include "runtime/format/pare_sparse24.h"
+#include "runtime/containers/pare_sparse24.h"
 
 namespace pare {
 

@@ -14,7 +14,8 @@
 namespace pare {
 
 // How a weight of two of four is stored: with its zeros, as any weight, which every engine reads; or what is kept and
-// where it stands (runtime/format/pare_sparse24.h), which pare alone reads. Other patterns are stored with their zeros.
+// where it stands (runtime/containers/pare_sparse24.h), which pare alone reads. Other patterns are stored with their
+// zeros.
 enum class SparseStorage { packed, dense };
 inline std::span<const EnumName<SparseStorage>> enum_names(SparseStorage) {
   static constexpr std::array<EnumName<SparseStorage>, 2> kNames = {

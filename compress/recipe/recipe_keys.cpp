@@ -4,7 +4,7 @@
 
 #include "compress/recipe/given_options.h"
 #include "runtime/commands/option_table.h"
-#include "runtime/format/container_format.h"
+#include "runtime/containers/container_table.h"
 #include "runtime/system/byte_count.h"
 
 namespace pare {

@@ -6,7 +6,7 @@
 #include <stdexcept>
 
 #include "compress/walk/decoder_block.h"
-#include "runtime/format/container_format.h"
+#include "runtime/containers/container_table.h"
 
 namespace pare {
 namespace {

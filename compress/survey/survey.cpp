@@ -11,8 +11,8 @@
 #include "quant/bit_budget.h"
 #include "quant/row_chunks.h"
 #include "quant/rtn.h"
+#include "runtime/containers/stored_linear.h"
 #include "runtime/device/make_backend.h"
-#include "runtime/format/stored_linear.h"
 #include "runtime/system/interrupt.h"
 
 namespace pare {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "distill/straight_through.h"
+#include "runtime/containers/stored_linear.h"
 #include "runtime/format/linear_weights.h"
-#include "runtime/format/stored_linear.h"
 
 namespace pare {
 

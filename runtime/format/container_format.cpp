@@ -4,23 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "runtime/format/awq_gemm.h"
-#include "runtime/format/bitsandbytes_int8.h"
-#include "runtime/format/bitsandbytes_nf4.h"
-#include "runtime/format/compressed_tensors.h"
-#include "runtime/format/pare_int8.h"
-#include "runtime/format/pare_sparse24.h"
-
 namespace pare {
 namespace {
-
-std::vector<const ContainerFormat*>& table() {
-  // The first one that recognizes a configuration reads it: bitsandbytes reads what bitsandbytes-nf4 does not.
-  static std::vector<const ContainerFormat*> rows = {&compressed_tensors_container(), &awq_gemm_container(),
-                                                     &bitsandbytes_nf4_container(),   &bitsandbytes_int8_container(),
-                                                     &pare_int8_container(),          &pare_sparse24_container()};
-  return rows;
-}
 
 std::string description(int bits, int64_t group_size, bool symmetric) {
   return std::to_string(bits) + " bits in groups of " + std::to_string(group_size) +
@@ -45,36 +30,6 @@ void require(const Acceptance& acceptance, const std::string& name) {
 }
 
 }  // namespace
-
-std::span<const ContainerFormat* const> container_formats() {
-  return table();
-}
-
-const ContainerFormat& container_format(std::string_view name) {
-  std::string known;
-  for (const ContainerFormat* format : table()) {
-    if (format->name() == name) return *format;
-    known += (known.empty() ? "'" : ", '") + std::string(format->name()) + "'";
-  }
-  throw std::invalid_argument("no container '" + std::string(name.substr(0, 100)) + "': expected one of " + known);
-}
-
-const ContainerFormat* find_container(std::string_view quant_method, const std::string& json) {
-  const auto found = std::find_if(table().begin(), table().end(), [&](const ContainerFormat* format) {
-    return format->recognizes(quant_method, json);
-  });
-  return found == table().end() ? nullptr : *found;
-}
-
-void register_container(const ContainerFormat& format) {
-  for (const ContainerFormat* known : table()) {
-    if (known == &format) return;
-    if (known->name() != format.name()) continue;
-    throw std::invalid_argument("register_container: there is a container '" + std::string(format.name()) +
-                                "' already: expected another name");
-  }
-  table().push_back(&format);
-}
 
 nlohmann::json parse_config_text(const std::string& json, const std::string& where) {
   try {

@@ -31,6 +31,7 @@ inline std::span<const EnumName<CodeLayout>> enum_names(CodeLayout) {
 inline constexpr int kDenseBits = 16;  // in a scheme of dense weights, whatever their type
 
 inline constexpr std::string_view kCompressedTensors = "compressed-tensors";
+inline constexpr std::string_view kPareSparse24 = "pare-sparse24";
 
 // The storage of one module. A configuration can describe two modules of one scheme together.
 struct PackScheme {

@@ -8,8 +8,8 @@
 #include <map>
 #include <stdexcept>
 
-#include "runtime/format/container_format.h"
-#include "runtime/format/stored_linear.h"
+#include "runtime/containers/container_table.h"
+#include "runtime/containers/stored_linear.h"
 #include "runtime/model/checkpoint_files.h"
 #include "runtime/model/own_config.h"
 #include "runtime/system/atomic_file.h"

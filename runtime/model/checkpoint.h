@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/containers/container_table.h"
 #include "runtime/files/safetensors.h"
 #include "runtime/format/linear_weights.h"
 #include "runtime/format/stored_scheme.h"

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "runtime/containers/container_table.h"
 #include "runtime/model/mistaken_path.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"

@@ -15,8 +15,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "compress/pipeline.h"
 #include "compress/recipe/recipe.h"
+#include "compress/run/pipeline.h"
 #include "compress/walk/block_walk.h"
 #include "runtime/files/npy.h"
 #include "runtime/model/checkpoint.h"

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "compress/pipeline.h"
+#include "compress/run/pipeline.h"
 #include "compress/student/student.h"
 #include "runtime/commands/verify.h"
 #include "runtime/engine/encoder.h"

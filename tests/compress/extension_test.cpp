@@ -13,14 +13,15 @@
 #include <sstream>
 
 #include "compress/passes/stage_state.h"
-#include "compress/phase.h"
-#include "compress/pipeline.h"
 #include "compress/recipe/distill_pass.h"
 #include "compress/recipe/pass_options.h"
 #include "compress/recipe/recipe_inputs.h"
 #include "compress/recipe/recipe_paths.h"
+#include "compress/run/phase.h"
+#include "compress/run/pipeline.h"
 #include "runtime/commands/eval_command.h"
 #include "runtime/commands/verify.h"
+#include "runtime/containers/container_table.h"
 #include "runtime/cpu/packed_linear.h"
 #include "runtime/model/checkpoint.h"
 #include "tests/compress/run_pare.h"

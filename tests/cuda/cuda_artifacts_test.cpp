@@ -1,4 +1,5 @@
 // Checks stories260k in every container, opened from its files. The device must compute what the CPU's kernels compute.
+#include "runtime/containers/container_table.h"
 #include "tests/cuda/on_cuda.h"
 #include "tests/cuda/stories_artifacts.h"
 #include "tests/places.h"

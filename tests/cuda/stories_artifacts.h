@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "runtime/containers/container_table.h"
+#include "runtime/containers/stored_linear.h"
 #include "runtime/files/safetensors.h"
-#include "runtime/format/container_format.h"
-#include "runtime/format/stored_linear.h"
 #include "runtime/model/checkpoint.h"
 #include "tests/places.h"
 #include "tests/runtime/sparse_checkpoint.h"

@@ -3,7 +3,7 @@
 #include <array>
 #include <map>
 
-#include "runtime/format/container_format.h"
+#include "runtime/containers/container_table.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/zero_linear.h"
 

@@ -2,10 +2,10 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
+#include "runtime/containers/bitsandbytes_int8.h"
+#include "runtime/containers/compressed_tensors.h"
 #include "runtime/files/gguf.h"
 #include "runtime/files/safetensors.h"
-#include "runtime/format/bitsandbytes_int8.h"
-#include "runtime/format/compressed_tensors.h"
 #include "runtime/model/model_description.h"
 #include "runtime/system/json_text.h"
 #include "runtime/tokenizer/tokenizer.h"

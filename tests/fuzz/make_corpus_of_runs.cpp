@@ -13,6 +13,7 @@
 #include "compress/record/logit_writer.h"
 #include "compress/survey/survey_record.h"
 #include "compress/walk/statistics_file.h"
+#include "runtime/containers/container_table.h"
 #include "runtime/system/atomic_file.h"
 #include "tests/fuzz/fuzz_files.h"
 #include "tests/fuzz/fuzz_folder.h"

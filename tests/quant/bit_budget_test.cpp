@@ -13,7 +13,7 @@
 
 #include "quant/grid.h"
 #include "quant/rtn.h"
-#include "runtime/format/compressed_tensors.h"
+#include "runtime/containers/compressed_tensors.h"
 #include "runtime/system/interrupt.h"
 #include "tests/quant/random_layer.h"
 

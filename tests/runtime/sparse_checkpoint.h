@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/format/stored_linear.h"
+#include "runtime/containers/stored_linear.h"
 #include "tests/runtime/engine/tiny_models.h"
 
 namespace pare {

@@ -12,7 +12,7 @@
 #include "runtime/commands/verify.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/isa.h"
-#include "tests/compress/changed_fields.h"
+#include "tests/compress/recipe/changed_fields.h"
 #include "tests/compress/run_pare.h"
 #include "tests/expect_error.h"
 #include "tests/places.h"

@@ -2,8 +2,8 @@
 
 #include <sstream>
 
-#include "compress/calibrate.h"
 #include "compress/recipe/recipe.h"
+#include "compress/run/calibrate.h"
 #include "tests/expect_error.h"
 
 namespace pare {

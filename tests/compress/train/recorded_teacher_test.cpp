@@ -1,5 +1,5 @@
 // Compares a recorded teacher with the live one that was recorded.
-#include "compress/recorded_teacher.h"
+#include "compress/record/recorded_teacher.h"
 
 #include <gtest/gtest.h>
 

@@ -14,10 +14,10 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "runtime/containers/awq_gemm.h"
+#include "runtime/containers/bitsandbytes_int8.h"
+#include "runtime/containers/compressed_tensors.h"
 #include "runtime/files/safetensors.h"
-#include "runtime/format/awq_gemm.h"
-#include "runtime/format/bitsandbytes_int8.h"
-#include "runtime/format/compressed_tensors.h"
 #include "runtime/system/sha256.h"
 #include "tests/expect_error.h"
 #include "tests/places.h"

@@ -61,7 +61,7 @@ const std::vector<DeletingCall>& allowed_calls() {
       {"compress/artifact/workplace.cpp", "::rmdir(folder_.c_str());", empty},
       {"compress/artifact/parts.cpp", "fs::remove(path);", "a temporary file in the claimed folder's progress"},
       {"compress/artifact/hugging_face.cpp", "fs::remove_all(directory);", "the artifact in the claimed folder"},
-      {"compress/derive_student.cpp", "std::filesystem::remove_all(artifact.artifact_directory());", claimed},
+      {"compress/run/derive_student.cpp", "std::filesystem::remove_all(artifact.artifact_directory());", claimed},
       {"compress/train/training_state.cpp", "if (path.extension() == \".safetensors\" || is_temporary_name(", claimed},
       {"compress/artifact/can_be_made.cpp", "::rmdir(name.c_str());", "mkdtemp has made it just now"},
       // A recording in OUT.partial.

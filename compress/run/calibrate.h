@@ -1,0 +1,22 @@
+// `pare calibrate`: the statistics of an uncompressed model, taken in one forward pass and stored in one file.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "compress/recipe/recipe.h"
+#include "compress/run/pipeline.h"
+#include "runtime/system/progress.h"
+
+namespace pare {
+
+// Walks the recipe's model over its calibration data without compressing anything and writes every stage's statistics
+// to `output` (statistics_file.h), one stage in memory at a time; the recipe's passes are not looked at. Returns the
+// report (with dry_run: the plan) as one JSON object. options.output and options.fresh are not looked at. Throws
+// std::invalid_argument (a recipe without calibration text, a source that is quantized, too little memory),
+// std::runtime_error (`output` exists, the disk is full, damaged weights) and Interrupted; `output` then does not
+// exist.
+std::string calibrate(const Recipe& recipe, const std::filesystem::path& output, const RunOptions& options,
+                      Progress& progress);
+
+}  // namespace pare

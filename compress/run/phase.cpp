@@ -1,0 +1,291 @@
+#include "compress/run/phase.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "compress/artifact/checked_file.h"
+#include "compress/artifact/small_files.h"
+#include "compress/passes/compress_stage.h"
+#include "compress/recipe/recipe_inputs.h"
+#include "compress/train/training_report.h"
+#include "compress/walk/original_stream.h"
+#include "runtime/commands/artifact_files.h"
+#include "runtime/commands/inspect.h"
+#include "runtime/device/make_backend.h"
+#include "runtime/evaluate/windows_tokenizer.h"
+#include "runtime/system/atomic_file.h"
+#include "runtime/system/interrupt.h"
+#include "runtime/system/isa.h"
+#include "runtime/system/json_text.h"
+#include "runtime/system/sealed_json.h"
+
+namespace pare {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+void write_manifest(const std::map<std::string, std::string>& extra_files, Artifact& artifact, const Phase& phase) {
+  for (const auto& [name, text] : extra_files) artifact.write_file(name, text);
+  artifact.write_file(
+      kManifestName,
+      seal_json(manifest_json(phase.recipe, phase.fingerprint, phase.inputs, phase.plan, phase.data, artifact.records(),
+                              phase.choice ? to_json(*phase.choice, /*curve=*/false) : "", phase.training,
+                              phase.verdicts, artifact.output_hashes())));
+}
+
+std::string short_number(double value) {
+  char text[40];
+  std::snprintf(text, sizeof(text), "%.5g", value);
+  return text;
+}
+
+void check_gates(const FailIf& fail_if, const RunReport& report, const fs::path& artifact) {
+  std::vector<std::string> lines = {"fail_if: the result is not good enough:"};
+  for (const EvaluationReport& item : report.evaluations) {
+    for (const Gate& gate : item.row->gates) {
+      const auto bound = fail_if.bounds.find(gate.name);
+      const std::optional<double> found = item.result->figure(gate.name);
+      if (bound == fail_if.bounds.end() || !found) continue;
+      if (gate.is_least ? *found >= bound->second : *found <= bound->second) continue;
+      const auto text = [&](double value) {  // what must be at least something lies close to 1
+        return gate.is_least ? format_number(value, 6) : short_number(value);
+      };
+      lines.push_back("  " + std::string(gate.name) + " is " + text(*found) + ", expected at " +
+                      (gate.is_least ? "least " : "most ") + text(bound->second) + ": " + item.result->data_label());
+    }
+  }
+  if (lines.size() == 1) return;
+  lines.push_back("The result is left in '" + artifact.string() + "' for inspection; --fresh starts over");
+  throw NotGoodEnough(lines);
+}
+
+// The recipe's evaluations of the result beside the original, and of a budget the loss that its survey predicted.
+void evaluate(const Artifact& artifact, Phase& phase) {
+  const std::vector<EvaluationExtent> extents = evaluation_extents(phase.recipe, phase.data);
+  if (extents.empty()) return;
+  const std::unique_ptr<Backend> backend =
+      make_backend({.device = phase.evaluation_device, .num_threads = phase.num_threads});
+  const Checkpoint written = Checkpoint::open(artifact.artifact_directory());
+  const bool on_host = phase.evaluation_device == ComputeDevice::cpu;
+  for (const auto& needs : memory_needs(written, &phase.original, extents, /*keeps_models=*/true, on_host)) {
+    require_memory(*backend, needs);
+  }
+  EvaluatedModels models(written, &phase.original, *backend, /*keeps_models=*/true);
+  for (size_t i = 0; i < phase.data.evaluations.size(); ++i) {
+    phase.report.evaluations.push_back(
+        {phase.recipe.evaluate[i].row, phase.data.evaluations[i]->run(models, phase.progress)});
+  }
+  if (!phase.recipe.budget) return;
+  models.decoder().use_attention_bits({});
+  phase.report.budget_measured = evaluate_perplexity(models.decoder(), *phase.data.survey, &models.reference_decoder(),
+                                                     stage_of(phase.progress, "evaluate", "windows"));
+}
+
+int64_t bytes_of_files(const std::vector<fs::path>& files) {
+  int64_t bytes = 0;
+  for (const fs::path& path : files) bytes += static_cast<int64_t>(fs::file_size(path));
+  return bytes;
+}
+
+void complete_report(const Artifact& artifact, MemorySampler& memory, Phase& phase) {
+  const Checkpoint written = Checkpoint::open(artifact.artifact_directory());
+  const WeightSizes sizes = weight_sizes(written);
+  const std::vector<LayerRecord> records = artifact.records();
+  RunReport& report = phase.report;
+  report.source_bytes = bytes_of_files(phase.original.weight_files());
+  report.output_bytes = bytes_of_files(written.weight_files());
+  report.bits_per_weight = sizes.all_bits();
+  report.bits_per_weight_without_head = sizes.linear_bits();
+  if (phase.choice) report.budget = to_json(*phase.choice, /*curve=*/true);
+  report.output = phase.output;
+  report.num_layers = static_cast<int64_t>(records.size());
+  report.events = events_of_run(phase.plan, phase.data, records);
+  report.earlier_trainings = phase.data.earlier.trainings;
+  report.seconds = seconds_since(phase.start);
+  report.peak_memory_bytes = memory.peak_bytes();
+  report.peak_resident_bytes = read_memory_usage().peak_resident_bytes;
+}
+
+// Of the last phase the run's result; what others hand on is progress.
+void print_result(const Phase& phase) {
+  const RunReport& report = phase.report;
+  const auto print = [&](const std::string& line) {
+    phase.is_last ? phase.progress.result(line) : phase.progress.print(line);
+  };
+  for (const std::string& event : report.events) print("event: " + event);
+  for (const std::string& training : report.earlier_trainings) print("earlier: " + kept_line(training));
+  if (!report.training.empty()) print(kept_line(report.training));
+  for (const EvaluationReport& item : report.evaluations) phase.progress.result_lines(item.result->to_text());
+  if (phase.choice) {
+    const Comparison& measured = report.budget_measured->comparison.value();
+    print("budget: predicted loss " + format_number(phase.choice->loss, 5) + ", measured KL " +
+          format_number(measured.kl_mean.value, 5) + ", measured loss " +
+          format_number(report.budget_measured->nll - measured.reference_nll, 5) + " nats per token");
+  }
+  print(phase.output.string() + ": " + format_bytes(report.output_bytes) + ", " +
+        format_number(report.bits_per_weight_without_head, 3) + " bits per weight (" +
+        format_number(report.bits_per_weight, 3) +
+        (phase.checkpoint.is_encoder() ? " with embeddings), " : " with embedding and head), ") +
+        format_duration(report.seconds) + ", peak memory " + format_bytes(report.peak_memory_bytes));
+}
+
+// After a failure: what is finished stays, and the user hears where.
+void keep_or_discard(Artifact& artifact, const std::string& what_next, Progress& progress) {
+  const bool has_progress = artifact.has_progress();
+  if (!has_progress) artifact.discard();
+  if (has_progress || !artifact.place().is_first()) {
+    progress.print("what is finished is kept in '" + artifact.place().claimed_folder().string() + "'" + what_next);
+  }
+}
+
+}  // namespace
+
+InputFiles watch_files(const Recipe& recipe, const Checkpoint& checkpoint) {
+  InputFiles files;
+  for (const fs::path& path : Artifact::copied_files(checkpoint.directory())) files.add(path);
+  for (const fs::path& path : data_files(recipe)) add_text(path, files);
+  return files;
+}
+
+void check_unchanged(const Phase& phase) {
+  phase.checkpoint.check_unchanged();
+  phase.files.check_unchanged();
+}
+
+void print_verdicts(const Phase& phase, bool is_stand_in) {
+  if (!phase.is_last) return;  // nobody but the next phase reads what it makes
+  if (is_stand_in) {
+    phase.progress.print(
+        "engine: the verdicts follow when this phase begins, because the phases before it decide them");
+    return;
+  }
+  for (const EngineVerdict& verdict : phase.verdicts) {
+    std::string line = "engine: " + verdict.engine + (verdict.loads ? ": loads the result" : ": does not load it");
+    for (const std::string& reason : verdict.reasons) line += "; " + reason;
+    phase.progress.print(line);
+  }
+}
+
+void check_strict(const Phase& phase, const std::vector<LayerRecord>& records) {
+  const std::vector<std::string> events = list_events(phase.plan, phase.data, records);
+  if (!phase.recipe.strict || events.empty()) return;
+  std::vector<std::string> lines = {"strict: " + std::to_string(events.size()) + " event(s):"};
+  for (const std::string& event : events) lines.push_back("  " + event);
+  lines.push_back("change the recipe, or allow events with 'strict: false'");
+  throw NotGoodEnough(lines);
+}
+
+void note_left_out_files(Phase& phase) {
+  const SmallFiles files = find_small_files(phase.checkpoint.directory());
+  const std::vector<std::string> events = events_of_links(files);
+  phase.data.events.insert(phase.data.events.end(), events.begin(), events.end());
+  const std::string line = line_of_others(files, phase.checkpoint);
+  if (!line.empty()) phase.progress.print(line);
+}
+
+void announce_events(const Phase& phase) {
+  for (const std::string& event : list_events(phase.plan, phase.data, {})) phase.progress.print("event: " + event);
+  check_strict(phase, {});
+}
+
+ComputeDevice evaluation_device(const RunOptions& options) {
+  return options.on_gpu && has_cuda_kernels() ? ComputeDevice::cuda : ComputeDevice::cpu;
+}
+
+void check_text_is_known(const TokenWindows& windows, Phase& phase) {
+  std::optional<std::string> event;
+  timed("text", phase, [&] { event = unknown_text(*phase.recipe.calibration, windows, phase.checkpoint); });
+  if (!event) return;
+  phase.progress.print("event: " + *event);
+  phase.data.events.push_back(*event);
+  check_strict(phase, {});
+}
+
+RunLimits run_limits(const RunOptions& options, int num_threads) {
+  return {.held_bytes = read_memory_usage().held_bytes,
+          .max_memory_bytes = options.max_memory_bytes ? *options.max_memory_bytes : default_memory_budget(),
+          .matmul_rate = measure_matmul_rate(num_threads),
+          .num_threads = num_threads};
+}
+
+void check_inputs(const std::string& calibration_identity, Phase& phase) {
+  check_disk_space(phase.output, phase.prediction);
+  check_weights(phase.checkpoint);
+  phase.inputs = input_hashes(phase.checkpoint);
+  require_listed_hashes(phase.checkpoint.directory(), phase.inputs);
+  phase.fingerprint = make_fingerprint(phase.inputs, phase.plan, calibration_identity);
+  throw_if_interrupted();
+  check_unchanged(phase);
+}
+
+void name_products(const char* type, Phase& phase) {
+  phase.fingerprint["precision"] = std::string(type) + " on " + std::string(isa_name(detect_isa()));
+}
+
+void timed(const char* stage, Phase& phase, const std::function<void()>& work) {
+  const auto start = Clock::now();
+  work();
+  phase.report.stage_seconds[stage] += seconds_since(start);
+}
+
+bool takes_what_is_made(const PhaseInput& input, const Phase& phase, bool fresh) {
+  if (fresh || input.place == nullptr || !input.place->is_made()) return false;
+  const nlohmann::json stored = manifest_member(phase.output, "fingerprint");
+  if (!stored.is_object()) throw damaged_file(phase.output / kManifestName);
+  require_same_run(json_text(stored), phase.fingerprint, *input.place);
+  input.place->discard();  // a run that was killed meanwhile has left what it was made of
+  return true;
+}
+
+Workplace take_place(const PhaseInput& input, bool fresh) {
+  return input.place != nullptr ? *input.place : Workplace::hold(input.output, 1, fresh).front();
+}
+
+void assemble_and_verify(Artifact& artifact, Phase& phase) {
+  timed("write", phase, [&] { artifact.assemble(phase.checkpoint, phase.plan.unquantized, phase.inputs); });
+  timed("verify", phase, [&] { artifact.verify(phase.checkpoint); });
+}
+
+std::string finish(const std::map<std::string, std::string>& extra_files, Artifact& artifact, MemorySampler& memory,
+                   Phase& phase) {
+  write_manifest(extra_files, artifact, phase);
+  check_unchanged(phase);
+  throw_if_interrupted();
+  timed("evaluate", phase, [&] { evaluate(artifact, phase); });
+  complete_report(artifact, memory, phase);
+  const std::string json = report_json(phase.report);
+  artifact.write_file(kReportName, seal_json(json));
+  check_unchanged(phase);
+  check_gates(phase.recipe.fail_if, phase.report, artifact.artifact_directory());
+  artifact.publish();
+  return json;
+}
+
+std::string keeping_parts(Artifact& artifact, const Phase& phase, const std::function<std::string()>& work) {
+  std::string report;
+  try {
+    try {
+      report = work();
+    } catch (const Interrupted&) {
+      throw;
+    } catch (const std::exception&) {
+      check_unchanged(phase);
+      throw;
+    }
+  } catch (const UnusableInput&) {
+    artifact.discard();
+    throw;
+  } catch (const NotGoodEnough&) {
+    keep_or_discard(artifact, "", phase.progress);
+    throw;
+  } catch (...) {
+    keep_or_discard(artifact, "; the same command goes on from there", phase.progress);
+    throw;
+  }
+  print_result(phase);  // where it cannot be printed, what is published stays
+  return report;
+}
+
+}  // namespace pare

@@ -1,0 +1,548 @@
+// Reads and writes the quantization_config of config.json. Source of the fields and rules: compressed-tensors 0.19,
+// quantization/{quant_config,quant_scheme,quant_args}.py and utils/match.py.
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <stdexcept>
+
+#include "runtime/containers/compressed_tensors.h"
+#include "runtime/format/name_pattern.h"
+#include "runtime/system/json_text.h"
+
+namespace pare {
+namespace {
+
+using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr std::string_view kMixedFormat = "mixed-precision";
+constexpr std::string_view kNaiveFormat = "naive-quantized";
+// The release whose layout is written (dense 3-bit streams). Readers use it for messages only.
+constexpr std::string_view kVersion = "0.19.0";
+
+const char* act_order_name(StoredActOrder order) {
+  return order == StoredActOrder::group ? "group" : "weight";
+}
+
+constexpr std::string_view kDenseFormat = "dense";
+constexpr std::string_view kPackFormat = "pack-quantized";
+constexpr std::string_view kBytesFormat = "int-quantized";
+
+// Takes schemes without a problem.
+std::string_view format_name(const PackScheme& scheme) {
+  if (scheme.is_dense()) return kDenseFormat;
+  if (!scheme.is_integer()) return find_float_format(scheme.code)->format;
+  return scheme.layout == CodeLayout::packed ? kPackFormat : kBytesFormat;
+}
+
+OrderedJson weights_json(const PackScheme& scheme) {
+  if (scheme.is_dense()) return nullptr;
+  const FloatFormat* const floats = find_float_format(scheme.code);
+  OrderedJson weights;
+  weights["num_bits"] = scheme.bits;
+  weights["type"] = floats != nullptr ? "float" : "int";
+  weights["symmetric"] = scheme.symmetric;
+  weights["strategy"] = scheme.per_tensor                                ? "tensor"
+                        : scheme.group_size == kPerChannel               ? "channel"
+                        : floats != nullptr && !floats->strategy.empty() ? floats->strategy
+                                                                         : "group";
+  weights["group_size"] = scheme.group_size == kPerChannel ? OrderedJson() : OrderedJson(scheme.group_size);
+  weights["block_structure"] = nullptr;
+  weights["dynamic"] = false;
+  weights["actorder"] =
+      scheme.act_order == StoredActOrder::none ? OrderedJson() : OrderedJson(act_order_name(scheme.act_order));
+  if (floats != nullptr && !floats->scale_dtype.empty()) weights["scale_dtype"] = floats->scale_dtype;
+  weights["observer"] = nullptr;
+  weights["observer_kwargs"] = OrderedJson::object();
+  return weights;
+}
+
+// The package's strategy "token" is always dynamic; "tensor" is one scale for all tokens of a call, stored or not.
+OrderedJson activations_json(const InputFormat& input) {
+  if (input.is_plain()) return nullptr;
+  OrderedJson json;
+  json["num_bits"] = 8;
+  json["type"] = input.type == InputType::fp8 ? "float" : "int";
+  json["symmetric"] = input.symmetric;
+  json["strategy"] = input.range == InputRange::token ? "token" : "tensor";
+  json["group_size"] = nullptr;
+  json["block_structure"] = nullptr;
+  json["dynamic"] = input.range != InputRange::static_;
+  json["actorder"] = nullptr;
+  json["observer"] = nullptr;
+  json["observer_kwargs"] = OrderedJson::object();
+  return json;
+}
+
+struct ConfigGroup {
+  PackScheme scheme;
+  std::vector<std::string> targets;
+};
+
+// Groups modules by scheme, in the order in which the schemes first occur.
+std::vector<ConfigGroup> group_by_scheme(std::span<const StoredModule> modules) {
+  const auto first_linear = std::find_if(modules.begin(), modules.end(), [](const auto& m) { return m.is_linear; });
+  const bool one_linear_scheme = std::all_of(modules.begin(), modules.end(), [&](const StoredModule& module) {
+    return !module.is_linear || module.scheme == first_linear->scheme;
+  });
+  std::vector<ConfigGroup> groups;
+  if (one_linear_scheme && first_linear != modules.end()) groups.push_back({first_linear->scheme, {"Linear"}});
+  for (const StoredModule& module : modules) {
+    if (module.is_linear && one_linear_scheme) continue;
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.scheme == module.scheme; });
+    if (group == groups.end()) group = groups.insert(groups.end(), {module.scheme, {}});
+    group->targets.push_back(module.name);
+  }
+  return groups;
+}
+
+void check_stored_modules(std::span<const StoredModule> modules, std::span<const std::string> ignore) {
+  if (modules.empty()) throw std::invalid_argument("quantization_config: expected at least one quantized module");
+  std::set<std::string> names(ignore.begin(), ignore.end());
+  for (const StoredModule& module : modules) {
+    if (!names.insert(module.name).second) {
+      throw std::invalid_argument("quantization_config: module '" + module.name +
+                                  "' is listed twice, or is both quantized and ignored");
+    }
+    const std::string problem = compressed_tensors_problem(module.scheme);
+    if (!problem.empty()) {
+      throw std::invalid_argument("quantization_config: module '" + module.name + "': " + problem);
+    }
+  }
+}
+
+// --- reading ---
+
+[[noreturn]] void fail(const std::string& where, const std::string& key, const std::string& what) {
+  throw std::invalid_argument("'" + where + "': quantization_config" + (key.empty() ? "" : "." + key) + ": " + what);
+}
+
+std::string found(const Json& value) {
+  const std::string text = json_text(value);
+  return ", found " + (text.size() <= 100 ? text : text.substr(0, 100) + "...");
+}
+
+[[noreturn]] void fail_unsupported(const std::string& where, const std::string& key, const Json& value,
+                                   const std::string& expected) {
+  fail(where, key, "not supported by this runtime: expected " + expected + found(value));
+}
+
+// Returns the value under `key`; an absent key counts as null.
+const Json& value_or_null(const Json& object, const char* key) {
+  static const Json null;
+  const auto entry = object.find(key);
+  return entry == object.end() ? null : *entry;
+}
+
+std::vector<std::string> read_strings(const Json& value, const std::string& where, const std::string& key) {
+  std::vector<std::string> strings;
+  if (!value.is_array()) fail(where, key, "expected an array of strings" + found(value));
+  for (const Json& element : value) {
+    if (!element.is_string()) fail(where, key, "expected an array of strings" + found(value));
+    strings.push_back(element.get<std::string>());
+  }
+  return strings;
+}
+
+// Fills group_size and per_tensor. Without a strategy the package derives it from the group size.
+void read_strategy(const Json& weights, const std::string& where, const std::string& key, PackScheme& scheme) {
+  const Json& group_size = value_or_null(weights, "group_size");
+  const Json& strategy = value_or_null(weights, "strategy");
+  const bool is_packed = scheme.is_integer() && scheme.layout == CodeLayout::packed;
+  const bool is_float = !scheme.is_integer();
+  const bool is_positive = group_size.is_number_unsigned() && group_size.get<uint64_t>() > 0 &&
+                           group_size.get<uint64_t>() <= uint64_t{1} << 31;
+  const bool is_none = group_size.is_null() || (group_size.is_number_integer() && group_size.get<int64_t>() == -1);
+  if (!is_positive && !is_none)
+    fail(where, key + ".group_size", "expected a positive size or null" + found(group_size));
+  std::string name = strategy.is_string() ? strategy.get<std::string>() : "";
+  if (strategy.is_null()) name = is_positive ? "group" : group_size.is_null() ? "tensor" : "channel";
+  if (const int64_t block = scheme.code->block; block != 0) {
+    const FloatFormat& row = *find_float_format(scheme.code);
+    if (name != row.strategy) {
+      fail_unsupported(where, key + ".strategy", strategy, "\"" + std::string(row.strategy) + "\"");
+    }
+    if (group_size != block) fail_unsupported(where, key + ".group_size", group_size, std::to_string(block));
+    const Json& scale_dtype = value_or_null(weights, "scale_dtype");
+    if (!scale_dtype.is_null() && scale_dtype != row.scale_dtype) {
+      fail_unsupported(where, key + ".scale_dtype", scale_dtype, "\"" + std::string(row.scale_dtype) + "\"");
+    }
+    scheme.group_size = block;
+    return;
+  }
+  if (name == "group" && !is_float) {
+    if (!is_positive)
+      fail(where, key + ".group_size", "the strategy \"group\" needs a positive size" + found(group_size));
+    scheme.group_size = group_size.get<int64_t>();
+    return;
+  }
+  if (name != "channel" && (name != "tensor" || is_packed)) {
+    fail_unsupported(where, key + ".strategy", strategy,
+                     is_packed  ? "\"group\" or \"channel\""
+                     : is_float ? "\"channel\" or \"tensor\""
+                                : "\"group\", \"channel\" or \"tensor\"");
+  }
+  if (is_positive) {
+    fail(where, key + ".group_size", "the strategy \"" + name + "\" has no group size" + found(group_size));
+  }
+  scheme.group_size = kPerChannel;
+  scheme.per_tensor = name == "tensor";
+}
+
+StoredActOrder read_act_order(const Json& value, const std::string& where, const std::string& key) {
+  if (value.is_null() || value == false) return StoredActOrder::none;
+  if (value == "weight" || value == "static") return StoredActOrder::weight;
+  if (value == "group" || value == "dynamic" || value == true) return StoredActOrder::group;
+  fail_unsupported(where, key, value, "null, \"weight\" or \"group\"");
+}
+
+// Accepts only the keys of the package's QuantizationArgs; the package refuses others too.
+void check_argument_keys(const Json& arguments, const std::string& where, const std::string& key) {
+  static const std::set<std::string> known = {
+      "num_bits", "type",     "symmetric", "group_size",  "strategy", "block_structure",
+      "dynamic",  "actorder", "observer",  "scale_dtype", "zp_dtype", "observer_kwargs"};
+  if (!arguments.is_object()) fail(where, key, "expected an object" + found(arguments));
+  for (const auto& [name, value] : arguments.items()) {
+    if (!known.contains(name)) fail(where, key, "unknown key '" + name.substr(0, 100) + "'");
+  }
+}
+
+bool read_bool(const Json& object, const char* name, bool fallback, const std::string& where, const std::string& key) {
+  const Json& value = value_or_null(object, name);
+  if (value.is_null()) return fallback;
+  if (!value.is_boolean()) fail(where, key + "." + name, "expected true or false" + found(value));
+  return value.get<bool>();
+}
+
+bool is_float_type(const Json& arguments, const std::string& where, const std::string& key) {
+  const Json& type = value_or_null(arguments, "type");
+  if (type.is_null() || type == "int") return false;
+  if (type != "float") fail_unsupported(where, key + ".type", type, "\"int\" or \"float\"");
+  return true;
+}
+
+// Returns the code and the layout of a format, in a scheme. `format` is the group's own, or the file's. naive-quantized
+// is the package's name for the plain formats without input activations; their tensors are the same.
+PackScheme read_format(const Json& format, bool is_float, const std::string& where, const std::string& key) {
+  const PackScheme bytes{.layout = CodeLayout::bytes}, fp8{.code = &kFp8Code};
+  if (format == kDenseFormat) return dense_scheme();
+  if (format == kPackFormat) return {};
+  if (format == kBytesFormat) return bytes;
+  if (format == kNaiveFormat) return is_float ? fp8 : bytes;
+  std::string known = "\"pack-quantized\", \"int-quantized\", ";
+  for (const FloatFormat& row : float_formats()) {
+    if (format == row.format) return {.code = row.code};
+    known += "\"" + std::string(row.format) + "\", ";
+  }
+  fail_unsupported(where, key, format, known + "\"naive-quantized\" or \"dense\"");
+}
+
+void read_weights(const Json& weights, const std::string& where, const std::string& key, PackScheme& scheme) {
+  const Json& bits = value_or_null(weights, "num_bits");
+  const Json& dynamic = value_or_null(weights, "dynamic");
+  const Json& blocks = value_or_null(weights, "block_structure");
+  const bool is_float = !scheme.is_integer();
+  if (is_float_type(weights, where, key) != is_float) {
+    fail_unsupported(where, key + ".type", value_or_null(weights, "type"),
+                     std::string(is_float ? "\"float\"" : "\"int\"") + " for " + std::string(format_name(scheme)));
+  }
+  if (!bits.is_number_unsigned() || bits.get<uint64_t>() > kDenseBits || !scheme.code->has_width(bits.get<int>())) {
+    fail_unsupported(where, key + ".num_bits", bits, widths_text(*scheme.code));
+  }
+  if (!dynamic.is_null() && dynamic != false) fail_unsupported(where, key + ".dynamic", dynamic, "false");
+  if (!blocks.is_null()) fail_unsupported(where, key + ".block_structure", blocks, "null");
+  scheme.bits = bits.get<int>();
+  read_strategy(weights, where, key, scheme);
+  scheme.symmetric = read_bool(weights, "symmetric", true, where, key);
+  scheme.act_order = read_act_order(value_or_null(weights, "actorder"), where, key + ".actorder");
+}
+
+InputFormat read_activations(const Json& arguments, const std::string& where, const std::string& key) {
+  if (arguments.is_null()) return {};
+  check_argument_keys(arguments, where, key);
+  const Json& bits = value_or_null(arguments, "num_bits");
+  const Json& strategy = value_or_null(arguments, "strategy");
+  if (!bits.is_null() && bits != 8) fail_unsupported(where, key + ".num_bits", bits, "8");
+  for (const char* name : {"group_size", "block_structure", "actorder"}) {
+    const Json& value = value_or_null(arguments, name);
+    if (!value.is_null()) fail_unsupported(where, key + "." + name, value, "null");
+  }
+  if (!strategy.is_null() && strategy != "token" && strategy != "tensor") {
+    fail_unsupported(where, key + ".strategy", strategy, "\"token\" or \"tensor\"");
+  }
+  const bool is_dynamic = read_bool(arguments, "dynamic", false, where, key);
+  if (strategy == "token" && !is_dynamic) {
+    fail_unsupported(where, key + ".dynamic", value_or_null(arguments, "dynamic"), "true: a scale for each token");
+  }
+  InputFormat input;
+  input.type = is_float_type(arguments, where, key) ? InputType::fp8 : InputType::int8;
+  input.range = strategy == "token" ? InputRange::token : is_dynamic ? InputRange::tensor : InputRange::static_;
+  input.symmetric = read_bool(arguments, "symmetric", true, where, key);
+  return input;
+}
+
+ConfigGroup read_group(const Json& group, const Json& file_format, const std::string& where, const std::string& key) {
+  if (group.is_array()) fail_unsupported(where, key, group, "a scheme written out, not a preset's name");
+  if (!group.is_object()) fail(where, key, "expected an object" + found(group));
+  static const std::set<std::string> known = {"targets", "weights", "input_activations", "output_activations",
+                                              "format"};
+  for (const auto& [name, value] : group.items()) {
+    if (!known.contains(name)) fail(where, key, "unknown key '" + name.substr(0, 100) + "'");
+  }
+  const Json& outputs = value_or_null(group, "output_activations");
+  if (!outputs.is_null()) {
+    fail_unsupported(where, key + ".output_activations", outputs, "null (unquantized activations)");
+  }
+  ConfigGroup result;
+  result.targets = read_strings(value_or_null(group, "targets"), where, key + ".targets");
+  if (result.targets.empty()) fail(where, key + ".targets", "expected at least one target");
+  const Json& weights = value_or_null(group, "weights");
+  const Json& own_format = value_or_null(group, "format");
+  if (!weights.is_null()) check_argument_keys(weights, where, key + ".weights");
+  const bool is_float = !weights.is_null() && is_float_type(weights, where, key + ".weights");
+  result.scheme = own_format.is_null() ? read_format(file_format, is_float, where, "format")
+                                       : read_format(own_format, is_float, where, key + ".format");
+  if (!own_format.is_null() && file_format != kMixedFormat && own_format != file_format) {
+    fail_unsupported(where, "format", file_format,
+                     json_text(own_format) + ", as " + key + " says, or \"mixed-precision\"");
+  }
+  // Groups whose inputs alone are quantized have the format "dense", and no others have it.
+  if (weights.is_null() != result.scheme.is_dense()) {
+    fail_unsupported(
+        where, key + ".weights", weights,
+        weights.is_null() ? "quantized weights, or the format \"dense\"" : "null with the format \"dense\"");
+  }
+  if (!weights.is_null()) read_weights(weights, where, key + ".weights", result.scheme);
+  result.scheme.input = read_activations(value_or_null(group, "input_activations"), where, key + ".input_activations");
+  const std::string problem = compressed_tensors_problem(result.scheme);
+  if (!problem.empty()) fail(where, key, "not supported by this runtime: " + problem);
+  return result;
+}
+
+void check_top_level(const Json& config, const std::string& where) {
+  const Json& method = value_or_null(config, "quant_method");
+  if (method != kCompressedTensors) {
+    fail_unsupported(where, "quant_method", method, "\"" + std::string(kCompressedTensors) + "\"");
+  }
+  const Json& format = value_or_null(config, "format");
+  if (format != kMixedFormat) read_format(format, /*is_float=*/false, where, "format");
+  const Json& status = value_or_null(config, "quantization_status");
+  // Releases before 2025 wrote "frozen" beside packed weights.
+  if (!status.is_null() && status != "compressed" && status != "frozen") {
+    fail_unsupported(where, "quantization_status", status, "\"compressed\"");
+  }
+  const Json& cache = value_or_null(config, "kv_cache_scheme");
+  if (!cache.is_null()) fail_unsupported(where, "kv_cache_scheme", cache, "null (an unquantized KV cache)");
+  const Json& transforms = value_or_null(config, "transform_config");
+  if (!transforms.empty()) fail_unsupported(where, "transform_config", transforms, "none");
+  const Json& sparsity = value_or_null(config, "sparsity_config");
+  const bool is_dense = sparsity.is_object() && value_or_null(sparsity, "format") == "dense";
+  if (!sparsity.empty() && !is_dense) fail_unsupported(where, "sparsity_config", sparsity, "none");
+}
+
+constexpr std::string_view kRegexPrefix = "re:";
+constexpr size_t kMaxStates = 100'000;  // in all expressions of a list: bounds the time to look up one name
+
+NamePattern compile(const std::string& target, const std::string& where, const std::string& key) {
+  try {
+    return NamePattern::parse(std::string_view(target).substr(kRegexPrefix.size()));
+  } catch (const std::invalid_argument& error) {
+    fail(where, key, "'" + target.substr(0, 200) + "': " + error.what());
+  }
+}
+
+// A list of names and regular expressions, as in targets and ignore lists.
+class NamePatterns {
+ public:
+  void add(const std::string& target, const std::string& where, const std::string& key) {
+    if (target.starts_with(kRegexPrefix)) {
+      NamePattern pattern = compile(target, where, key);
+      num_states_ += pattern.num_states();
+      if (num_states_ > kMaxStates) fail(where, key, "too many or too long regular expressions");
+      patterns_.insert_or_assign(target, std::move(pattern));
+    } else {
+      names_.insert(target);
+    }
+  }
+
+  // Returns the target that the package prefers (match_targets): the exact name, then the alphabetically first regular
+  // expression that matches from the start, then the class. nullptr: none.
+  // num_steps grows by the work.
+  const std::string* match(const std::string& module, std::string_view class_name, int64_t& num_steps) const {
+    if (const auto name = names_.find(module); name != names_.end()) return &*name;
+    for (const auto& [target, pattern] : patterns_) {
+      if (pattern.matches(module, num_steps)) return &target;
+    }
+    const auto name = names_.find(std::string(class_name));
+    return name == names_.end() ? nullptr : &*name;
+  }
+
+ private:
+  std::set<std::string> names_;
+  std::map<std::string, NamePattern> patterns_;
+  size_t num_states_ = 0;
+};
+
+}  // namespace
+
+std::span<const FloatFormat> float_formats() {
+  static const FloatFormat kRows[] = {{&kFp8Code, "float-quantized", "", ""},
+                                      {&kNvfp4Code, "nvfp4-pack-quantized", "tensor_group", "torch.float8_e4m3fn"},
+                                      {&kMxfp4Code, "mxfp4-pack-quantized", "group", "torch.uint8"}};
+  return kRows;
+}
+
+const FloatFormat* find_float_format(const WeightCode* code) {
+  const std::span<const FloatFormat> rows = float_formats();
+  const auto row = std::find_if(rows.begin(), rows.end(), [&](const FloatFormat& known) { return known.code == code; });
+  return row == rows.end() ? nullptr : &*row;
+}
+
+std::string compressed_tensors_problem(const PackScheme& scheme) {
+  const bool is_float = !scheme.is_integer();
+  const bool is_packed = scheme.is_integer() && scheme.layout == CodeLayout::packed;
+  const InputFormat& input = scheme.input;
+  if (scheme.is_dense()) {
+    if (scheme.bits != kDenseBits || scheme.group_size != kPerChannel || scheme.per_tensor || !scheme.symmetric ||
+        scheme.act_order != StoredActOrder::none) {
+      return "dense weights have neither bits nor groups nor zeros nor an order of columns";
+    }
+    if (input.is_plain()) return "dense weights without input activations are not quantized at all";
+    if (input.type == InputType::fp8 && !input.symmetric) return "float input activations: expected symmetric";
+    return input.has_outliers() ? "input activations: this container cannot hold outliers" : "";
+  }
+  if (is_float && find_float_format(scheme.code) == nullptr) {
+    return "it holds no codes of the kind " + std::string(scheme.code->name);
+  }
+  if (!scheme.code->has_width(scheme.bits)) {
+    return std::string(is_float ? "float weights: " : "") + "expected " + widths_text(*scheme.code) + " bits, found " +
+           std::to_string(scheme.bits) + " bits";
+  }
+  if (scheme.group_size != kPerChannel && scheme.group_size <= 0) {
+    return "expected a positive group size, found " + std::to_string(scheme.group_size);
+  }
+  const int64_t block = scheme.code->block;
+  if (is_float && (scheme.group_size != (block == 0 ? kPerChannel : block) || !scheme.symmetric)) {
+    return "float weights: expected them symmetric, with " +
+           (block == 0 ? "one scale per channel or tensor" : "one scale for " + std::to_string(block) + " columns");
+  }
+  if (block != 0 && (scheme.per_tensor || scheme.act_order == StoredActOrder::group)) {
+    return "float weights in blocks: expected neither one scale per tensor nor another order of columns";
+  }
+  if (block != 0 && !input.is_plain()) return "float weights in blocks: expected inputs that are not rounded";
+  if (scheme.per_tensor && (is_packed || scheme.group_size != kPerChannel)) {
+    return "one scale per tensor: expected int-quantized or float-quantized without groups";
+  }
+  if (!is_packed && scheme.act_order == StoredActOrder::group) {
+    return "actorder \"group\": expected the format pack-quantized";
+  }
+  if (!input.is_plain() && (input.type == InputType::fp8) != is_float) {
+    return "input activations: expected the type of the weights, int with int or float with float";
+  }
+  if (input.type == InputType::fp8 && !input.symmetric) return "float input activations: expected symmetric";
+  if (input.has_outliers()) return "input activations: this container cannot hold outliers";
+  return "";
+}
+
+std::string quantization_config_json(std::span<const StoredModule> modules, std::span<const std::string> ignore) {
+  check_stored_modules(modules, ignore);
+  OrderedJson groups;
+  std::set<std::string_view> formats;
+  for (const ConfigGroup& group : group_by_scheme(modules)) {
+    OrderedJson entry;
+    entry["targets"] = group.targets;
+    entry["weights"] = weights_json(group.scheme);
+    entry["input_activations"] = activations_json(group.scheme.input);
+    entry["output_activations"] = nullptr;
+    entry["format"] = format_name(group.scheme);
+    formats.insert(format_name(group.scheme));
+    groups["group_" + std::to_string(groups.size())] = std::move(entry);
+  }
+  OrderedJson config;
+  config["quant_method"] = kCompressedTensors;
+  config["format"] = formats.size() == 1 ? *formats.begin() : kMixedFormat;
+  config["quantization_status"] = "compressed";
+  config["global_compression_ratio"] = nullptr;
+  config["kv_cache_scheme"] = nullptr;
+  config["ignore"] = std::vector<std::string>(ignore.begin(), ignore.end());
+  config["config_groups"] = std::move(groups);
+  config["version"] = kVersion;
+  return json_text(config, 2);
+}
+
+struct QuantizationConfig::State {
+  std::string where;
+  int64_t max_steps = 0;
+  NamePatterns targets;
+  NamePatterns ignored;
+  std::map<std::string, PackScheme> scheme_of_target;
+
+  // The schemes of the modules that were asked about, by class and name.
+  std::mutex mutex;
+  std::map<std::string, std::optional<PackScheme>> found;
+  int64_t num_steps = 0;
+};
+
+QuantizationConfig::QuantizationConfig() : state_(std::make_unique<State>()) {}
+QuantizationConfig::QuantizationConfig(QuantizationConfig&&) noexcept = default;
+QuantizationConfig& QuantizationConfig::operator=(QuantizationConfig&&) noexcept = default;
+QuantizationConfig::~QuantizationConfig() = default;
+
+QuantizationConfig QuantizationConfig::parse(const std::string& json, const std::string& where, int64_t max_steps) {
+  const Json config = parse_config_text(json, where);
+  if (!config.is_object()) fail(where, "", "expected an object");
+  check_top_level(config, where);
+  QuantizationConfig result;
+  result.state_->where = where;
+  result.state_->max_steps = max_steps;
+  const Json& ignore = value_or_null(config, "ignore");
+  if (!ignore.is_null()) {
+    for (const std::string& name : read_strings(ignore, where, "ignore")) {
+      result.state_->ignored.add(name, where, "ignore");
+    }
+  }
+  const Json& groups = value_or_null(config, "config_groups");
+  if (!groups.is_object() || groups.empty()) {
+    fail(where, "config_groups", "expected an object with at least one group" + found(groups));
+  }
+  // For a repeated target the package keeps the last group. Its groups stand in the order of the file; here they stand
+  // in the order of their names. So a repetition is refused rather than resolved.
+  for (const auto& [name, group] : groups.items()) {
+    const std::string key = "config_groups." + name.substr(0, 100);
+    const ConfigGroup read = read_group(group, value_or_null(config, "format"), where, key);
+    for (const std::string& target : read.targets) {
+      const auto [entry, is_new] = result.state_->scheme_of_target.emplace(target, read.scheme);
+      if (!is_new && entry->second != read.scheme) {
+        fail(where, key + ".targets", "'" + target.substr(0, 200) + "' is the target of another group as well");
+      }
+      result.state_->targets.add(target, where, key + ".targets");
+    }
+  }
+  return result;
+}
+
+std::optional<PackScheme> QuantizationConfig::scheme(const std::string& module, std::string_view class_name) const {
+  State& state = *state_;
+  const std::lock_guard lock(state.mutex);
+  const std::string key = std::string(class_name) + " " + module;
+  if (const auto known = state.found.find(key); known != state.found.end()) return known->second;
+  const bool is_ignored = state.ignored.match(module, class_name, state.num_steps) != nullptr;
+  const std::string* target = is_ignored ? nullptr : state.targets.match(module, class_name, state.num_steps);
+  if (state.num_steps > state.max_steps) {
+    fail(state.where, "",
+         "the regular expressions of targets and ignore take more than " + std::to_string(state.max_steps) +
+             " steps for the model's layers: list their names");
+  }
+  std::optional<PackScheme>& scheme = state.found[key];
+  if (target != nullptr) scheme = state.scheme_of_target.at(*target);
+  return scheme;
+}
+
+std::optional<PackScheme> QuantizationConfig::scheme_of(const std::string& module, std::string_view class_name,
+                                                        const FindTensor&) const {
+  return scheme(module, class_name);
+}
+
+}  // namespace pare

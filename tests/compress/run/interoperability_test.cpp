@@ -1,0 +1,281 @@
+// Three programs on the same weights: the LibTorch model that calibrates, pare's runtime that users run, and
+// transformers, which knows nothing of either.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <list>
+#include <span>
+#include <tuple>
+
+#include "runtime/engine/backend.h"
+#include "runtime/engine/transformer.h"
+#include "runtime/files/npy.h"
+#include "runtime/format/input_format.h"
+#include "runtime/model/checkpoint.h"
+#include "tests/compress/run_pare.h"
+#include "tests/places.h"
+
+namespace pare::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<float> runtime_logits(const fs::path& directory, const TokenWindows& windows,
+                                  const std::function<void(LinearWeights&)>& change = {}) {
+  const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 2);
+  const Checkpoint checkpoint = Checkpoint::open(directory);
+  Transformer model = Transformer::load(checkpoint, *backend, {}, change);
+  const int64_t num_rows = windows.num_windows * windows.num_tokens;
+  const Buffer<float> hidden = backend->allocate(num_rows * model.description().hidden_size);
+  model.prefill_windows(windows.ids_NT, windows.num_windows, hidden.get());
+  std::vector<float> logits(static_cast<size_t>(num_rows * model.description().vocabulary_size));
+  backend->linear(model.head(), hidden.get(), num_rows, logits.data());
+  return logits;
+}
+
+// Returns || a - b || / || b ||.
+double relative_distance(std::span<const float> a, std::span<const float> b) {
+  double difference = 0.0, size = 0.0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    difference += (static_cast<double>(a[i]) - b[i]) * (static_cast<double>(a[i]) - b[i]);
+    size += static_cast<double>(b[i]) * b[i];
+  }
+  return std::sqrt(difference / size);
+}
+
+class Interoperability : public testing::Test {
+ protected:
+  // Returns logits of `directory` as transformers computes them from weights read in `dtype`.
+  std::vector<float> transformers_logits(const fs::path& directory, const fs::path& ids, const std::string& dtype,
+                                         const std::string& mode = "") {
+    const char* python = std::getenv("PARE_PYTHON");
+    if (python == nullptr) {
+      ADD_FAILURE() << "PARE_PYTHON is not set: it must name a Python with torch, transformers and compressed-tensors "
+                       "(make test sets one up)";
+      return {};
+    }
+    const fs::path out = folder_ / "logits.f32", log = folder_ / "log";
+    const std::string script = std::string(kSourceFolder) + "/tests/compress/run/logits_with_transformers.py";
+    const std::string line = std::string("'") + python + "' '" + script + "' '" + directory.string() + "' '" +
+                             ids.string() + "' '" + out.string() + "' " + dtype + " " + mode + " >'" + log.string() +
+                             "' 2>&1";
+    if (std::system(line.c_str()) != 0) {
+      ADD_FAILURE() << line << "\n" << std::ifstream(log).rdbuf();
+      return {};
+    }
+    std::vector<float> logits(fs::file_size(out) / sizeof(float));
+    std::ifstream(out, std::ios::binary)
+        .read(reinterpret_cast<char*>(logits.data()), static_cast<std::streamsize>(logits.size() * sizeof(float)));
+    return logits;
+  }
+  void compress(const std::string& name, const std::string& pass, const std::string& out) {
+    compress(family(name), family(name) / "ids.npy", pass, out);
+  }
+  void compress(const fs::path& model, const fs::path& text, const std::string& pass, const std::string& out) {
+    write_text(folder_ / "recipe.yaml", "model: " + model.string() + "\ncalibration: {text: " + text.string() +
+                                            "}\npasses:\n  - " + pass + "\n");
+    const Outcome outcome =
+        run_pare({"run", (folder_ / "recipe.yaml").string(), "--out", (folder_ / out).string(), "--quiet"});
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+  }
+  TemporaryFolder folder_{"interoperability"};
+};
+
+// In float32, compressed-tensors' scale * (code - zero) is rounded once, as ours. Only the order of sums differs.
+TEST_F(Interoperability, TransformersReadsTheWeightsThatWeStored) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"llama_gqa_untied", "gptq: {bits: 4, group_size: 32}"},
+      {"qwen2_biases_tied", "gptq: {bits: 3, group_size: 32, symmetric: false}"},
+      {"qwen2_biases_tied", "awq: {}\n  - gptq: {bits: 4, group_size: 32}"},
+      {"gemma3_local_global", "awq: {}\n  - rtn: {bits: 4, group_size: -1, scales: hessian}"},
+      {"qwen3_norms_bf16",
+       "rtn: {bits: 8, group_size: -1, scales: minmax}\n    layers: {exclude: [\"*.o_proj\"], "
+       "override: {\"*.up_proj\": {bits: 4}}}"},
+      {"gemma3_local_global", "gptq: {bits: 2, group_size: -1}"},
+      {"llama_sharded_fp16", "gptq: {bits: 4, group_size: 32, symmetric: false, act_order: none}"},
+      {"llama_gqa_untied", "sparsegpt: {pattern: \"2:4\"}"},
+      {"mixtral_experts", "magnitude: {resolve: 0}"},
+      {"qwen2_biases_tied", "gptq: {bits: 4, group_size: 32, prune: \"2:4\"}"}};
+  int number = 0;
+  for (const auto& [name, pass] : cases) {
+    const std::string out = "out" + std::to_string(number++);
+    compress(name, pass, out);
+    const fs::path ids = family(name) / "ids.npy";
+    const std::vector<float> ours = runtime_logits(folder_ / out, read_npy(ids));
+    const std::vector<float> theirs = transformers_logits(folder_ / out, ids, "float32");
+    ASSERT_EQ(theirs.size(), ours.size()) << name;
+    EXPECT_LT(relative_distance(ours, theirs), 1e-4) << name << ", " << pass;
+  }
+}
+
+// transformers 5.17 unpacks the experts in the type of their scales, bfloat16, whatever it is asked to load. Our
+// runtime on values rounded in the same way must give the same.
+TEST_F(Interoperability, TransformersReadsTheExpertsThatWeStored) {
+  std::list<std::vector<std::byte>> kept;
+  const auto round_experts = [&](LinearWeights& weights) {
+    const auto* quantized = std::get_if<QuantizedWeight>(&weights.weight);
+    if (quantized == nullptr || weights.name.find(".experts.") == std::string::npos) return;
+    const std::vector<float> values = dequantize(*quantized);
+    std::vector<std::byte>& rounded = kept.emplace_back(2 * values.size());
+    convert_from_float(DType::BF16, values, rounded);
+    weights.weight = DenseWeight{quantized->num_out, quantized->num_in, DType::BF16, rounded};
+  };
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"mixtral_experts", "gptq: {bits: 4, group_size: 32}"},
+      {"qwen3_moe_dense_block_bf16",
+       "awq: {}\n    layers: {exclude: [\"*.experts.*.gate_proj\"]}\n  - gptq: {bits: 8, group_size: -1}"}};
+  for (const auto& [name, pass] : cases) {
+    compress(name, pass, name);
+    const fs::path ids = family(name) / "ids.npy";
+    const std::vector<float> theirs = transformers_logits(folder_ / name, ids, "float32");
+    const std::vector<float> rounded = runtime_logits(folder_ / name, read_npy(ids), round_experts);
+    ASSERT_EQ(theirs.size(), rounded.size()) << name;
+    EXPECT_LT(relative_distance(rounded, theirs), 1e-4) << name << ", " << pass;
+    EXPECT_GT(relative_distance(runtime_logits(folder_ / name, read_npy(ids)), theirs), 2e-4)
+        << name << ": the comparison does not see the experts";
+  }
+}
+
+// The package must turn the same inputs into the same values, ties and edges included, because the rule is one.
+TEST_F(Interoperability, TransformersRoundsTheSameInputsToTheSameValues) {
+  const std::string w8a8 = "rtn: {bits: 8, group_size: -1, activations: ";
+  const std::pair<std::string, InputFormat> cases[] = {
+      {w8a8 + "int8}", {.type = InputType::int8}},
+      {w8a8 + "{symmetric: false}}", {.type = InputType::int8, .symmetric = false}},
+      {w8a8 + "{range: tensor}}", {.type = InputType::int8, .range = InputRange::tensor}},
+      {"fp8: {}", {.type = InputType::fp8}},
+      {"fp8: {activations: {range: tensor}}", {.type = InputType::fp8, .range = InputRange::tensor}}};
+  const fs::path model = family("llama_gqa_untied"), ids = model / "ids.npy", out = folder_ / "inputs.f32";
+  ASSERT_NE(std::getenv("PARE_PYTHON"), nullptr);
+  int number = 0;
+  for (const auto& [pass, format] : cases) {
+    const fs::path made = folder_ / ("rounded" + std::to_string(number++)), log = folder_ / "log";
+    compress("llama_gqa_untied", pass, made.filename().string());
+    const std::string line = "\"$PARE_PYTHON\" '" + std::string(kSourceFolder) +
+                             "/tests/compress/run/rounded_inputs_with_transformers.py' '" + made.string() + "' '" +
+                             ids.string() + "' '" + out.string() + "' >'" + log.string() + "' 2>&1";
+    ASSERT_EQ(std::system(line.c_str()), 0) << std::ifstream(log).rdbuf();
+    std::vector<float> values(fs::file_size(out) / sizeof(float));
+    std::ifstream(out, std::ios::binary)
+        .read(reinterpret_cast<char*>(values.data()), static_cast<std::streamsize>(values.size() * sizeof(float)));
+    size_t num_linears = 0;
+    for (size_t i = 0; i < values.size(); ++num_linears) {
+      const auto num_rows = static_cast<size_t>(values[i]), width = static_cast<size_t>(values[i + 1]);
+      const std::span<float> x(&values[i + 2], num_rows * width), theirs(x.data() + x.size(), x.size());
+      fake_quantize(format, x, static_cast<int64_t>(width));
+      EXPECT_TRUE(std::ranges::equal(x, theirs)) << pass << ", linear " << num_linears;
+      i += 2 + 2 * num_rows * width;
+    }
+    EXPECT_EQ(num_linears, 14u) << pass;
+  }
+}
+
+// The package rounds each linear's input in float32 by the same formulas, but sums in another order. So a value on the
+// edge between two codes may fall to the other side. The largest value of a row always lies on an edge: absmax /
+// (absmax / 127.5) is 127.5 up to rounding. One step there is 1 / 127.5 of a value that is at most half of a row's norm
+// at these widths. That is 0.4 % of a product, and after eight products about sqrt(8) times that. Rounding itself moves
+// every channel.
+TEST_F(Interoperability, TransformersRoundsInputsAsTheRuntimeDoes) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"llama_gqa_untied", "smoothquant: {}\n  - rtn: {bits: 8, group_size: -1, activations: int8}"},
+      {"qwen2_biases_tied",
+       "smoothquant: {alpha: 0.5}\n  - gptq: {bits: 8, group_size: -1, per_tensor: true, "
+       "activations: {range: static, symmetric: false}}"},
+      {"llama3_rope_tied",
+       "rtn: {bits: 8, group_size: -1, activations: {range: tensor}}\n    layers: {override: {\"*.down_proj\": "
+       "{activations: none}}}"},
+      {"mistral_window", "fp8: {}"},
+      {"qwen3_norms_bf16", "fp8: {per_tensor: true, activations: {range: static}}"},
+      {"llama_gqa_untied", "gptq: {bits: 4, group_size: 32, activations: int8}"}};
+  int number = 0;
+  for (const auto& [name, pass] : cases) {
+    const std::string out = "out" + std::to_string(number++);
+    compress(name, pass, out);
+    const fs::path ids = family(name) / "ids.npy";
+    const std::vector<float> ours = runtime_logits(folder_ / out, read_npy(ids));
+    const std::vector<float> theirs = transformers_logits(folder_ / out, ids, "float32", "as-loaded");
+    const std::vector<float> unrounded = transformers_logits(folder_ / out, ids, "float32");
+    ASSERT_EQ(theirs.size(), ours.size()) << name;
+    const double distance = relative_distance(ours, theirs);
+    EXPECT_LT(distance, 0.0113) << name << ", " << pass;
+    EXPECT_GT(relative_distance(unrounded, theirs), 2.0 * distance)
+        << name << ", " << pass << ": the comparison does not see the rounding";
+  }
+}
+
+// A container that only pare reads must be an error elsewhere, not a model of random weights. pare must read from it
+// what it reads from the same weights in a common container.
+TEST_F(Interoperability, TransformersRefusesContainersOfOurOwn) {
+  const std::pair<std::string, std::string> cases[] = {
+      {"llama_gqa_untied", "magnitude: {resolve: 0, storage: packed}"},
+      {"mixtral_experts", "magnitude: {resolve: 0, storage: packed}"},
+      {"gemma3_local_global", "rtn: {bits: 4, group_size: -1}\ncontainer: pare-sparse24"},
+      {"qwen2_biases_tied", "gptq: {bits: 4, group_size: 32, prune: \"2:4\", storage: packed}"},
+      {"qwen3_norms_bf16", "llm_int8: {measure: rms}"},
+      {"llama_gqa_untied", "llm_int8: {outliers: static, threshold: 2}"},
+      {"qwen2_biases_tied", "rtn: {bits: 4, group_size: 32}\nhead: {bits: 8}"},
+      {"llama_gqa_untied", "rtn: {bits: 4, group_size: 32}\nhead: {bits: 8}"}};
+  std::string directories;
+  int number = 0;
+  for (const auto& [name, pass] : cases) {
+    const std::string out = "own" + std::to_string(number++);
+    compress(name, pass, out);
+    directories += " '" + (folder_ / out).string() + "'";
+  }
+  const fs::path encoder = fs::path(kSourceFolder) / "tests" / "golden" / "encoders" / "bert_tiny";
+  write_text(folder_ / "texts.txt", "A text of a few words.\n\nAnd another one.\n");
+  compress(encoder, folder_ / "texts.txt", "llm_int8: {measure: rms}", "encoder");
+  directories += " '" + (folder_ / "encoder").string() + "'";
+  const fs::path log = folder_ / "log";
+  const std::string line = "\"$PARE_PYTHON\" '" + std::string(kSourceFolder) +
+                           "/tests/compress/run/refused_by_transformers.py'" + directories + " >'" + log.string() +
+                           "' 2>&1";
+  ASSERT_NE(std::getenv("PARE_PYTHON"), nullptr);
+  EXPECT_EQ(std::system(line.c_str()), 0) << std::ifstream(log).rdbuf();
+
+  compress("llama_gqa_untied", "magnitude: {resolve: 0}", "zeros");
+  const TokenWindows windows = read_npy(family("llama_gqa_untied") / "ids.npy");
+  EXPECT_LT(relative_distance(runtime_logits(folder_ / "own0", windows), runtime_logits(folder_ / "zeros", windows)),
+            1e-5);  // products of kept values and of all values are summed in another order
+  EXPECT_NO_THROW(Checkpoint::open(folder_ / "encoder").encoder());
+}
+
+// Read in bfloat16, each weight is off by up to 2^-9 of itself. A token passes through ten products (embedding, two
+// blocks of four, head). Their errors add up to at most 10 * 2^-9 of the logits if nothing amplifies them.
+TEST_F(Interoperability, TransformersInBfloat16IsWithinItsRounding) {
+  compress("llama_gqa_untied", "gptq: {bits: 4, group_size: 32}", "out");
+  const fs::path ids = family("llama_gqa_untied") / "ids.npy";
+  const std::vector<float> ours = runtime_logits(folder_ / "out", read_npy(ids));
+  const std::vector<float> theirs = transformers_logits(folder_ / "out", ids, "bfloat16");
+  ASSERT_EQ(theirs.size(), ours.size());
+  EXPECT_LT(relative_distance(ours, theirs), 10.0 / 512.0);
+  EXPECT_GT(relative_distance(ours, theirs), 1e-4) << "the comparison does not see bfloat16 rounding";
+}
+
+// compressed-tensors expands codes that are 4-bit floats in bfloat16, whatever it is asked to load. All else of these
+// models is bfloat16. E2M1 times a power of two is exact there. nvfp4 has two roundings, of scale / tensor_scale and of
+// the product, in seven products of a block.
+TEST_F(Interoperability, TransformersReadsFloatsOfFourBits) {
+  const fs::path ids = family("qwen3_norms_bf16") / "ids.npy";
+  const std::tuple<const char*, double, double> cases[] = {{"gptq: {code: mxfp4}", 0.0, 1e-4},
+                                                           {"rtn: {code: mxfp4, scales: minmax}", 0.0, 1e-4},
+                                                           {"gptq: {code: nvfp4}", 1e-5, 14.0 / 512.0},
+                                                           {"awq: {}\n  - rtn: {code: nvfp4}", 1e-5, 14.0 / 512.0}};
+  int number = 0;
+  for (const auto& [pass, least, most] : cases) {
+    const std::string out = "fp4-" + std::to_string(number++);
+    compress("qwen3_norms_bf16", pass, out);
+    const std::vector<float> ours = runtime_logits(folder_ / out, read_npy(ids));
+    const std::vector<float> theirs = transformers_logits(folder_ / out, ids, "bfloat16");
+    ASSERT_EQ(theirs.size(), ours.size()) << pass;
+    EXPECT_LT(relative_distance(ours, theirs), most) << pass;
+    EXPECT_GE(relative_distance(ours, theirs), least) << pass;
+  }
+}
+
+}  // namespace
+}  // namespace pare::test
