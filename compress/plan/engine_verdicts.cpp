@@ -96,6 +96,12 @@ struct Judgement {
     for (const std::string& reason : container.unread_by(engine, scheme)) against.add(reason);
     const bool rounds_inputs = !scheme.input.is_plain();
     if (engine == Engine::llama_cpp && rounds_inputs) restrictions.add("only weights are read: no input is rounded");
+    // Its decompression makes bfloat16, whatever the model's own type is.
+    const bool is_transformers = engine == Engine::transformers || engine == Engine::transformers_encoders;
+    if (is_transformers && scheme.container == kCompressedTensors && scheme.code != nullptr &&
+        scheme.code->numbers == CodeNumbers::table) {
+      restrictions.add("only with dtype=torch.bfloat16");
+    }
     // See vLLM's kernels/linear: W8A8 and FP8 have kernels of their own.
     if (engine != Engine::vllm || !scheme.is_integer() || scheme.layout != CodeLayout::packed) return;
     if (!container.runs_on_marlin(scheme)) {
@@ -148,18 +154,13 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const ModelDescrip
 }
 
 std::vector<EngineVerdict> judge_encoder_engines(const RunPlan& plan) {
-  Reasons transformers;
+  Judgement transformers{kTransformersRelease, Engine::transformers_encoders};
   for (const auto& layers : plan.blocks) {
     for (const LayerPlan& layer : layers) {
-      if (!has_scheme(layer)) continue;
-      const ContainerFormat& container = container_format(layer.scheme.container);
-      for (const std::string& reason : container.unread_by(Engine::transformers_encoders, layer.scheme)) {
-        transformers.add(reason);
-      }
+      if (has_scheme(layer)) transformers.add(container_format(layer.scheme.container), layer.scheme);
     }
   }
-  const bool loads = transformers.empty();
-  return {{"pare", true, {}}, {std::string(kTransformersRelease), loads, transformers.take()}};
+  return {{"pare", true, {}}, transformers.verdict()};
 }
 
 }  // namespace pare

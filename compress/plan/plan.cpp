@@ -366,9 +366,7 @@ void plan_storage(const std::string& container, LayerPlan& layer) {
   if (layer.scheme.is_plain()) return;  // a tensor like any other
   if (const Acceptance accepted = format.accepts(layer.scheme, layer.linear.num_out, layer.linear.num_in); !accepted) {
     std::string others;  // the containers' own advice is for integers
-    if (layer.scheme.code != nullptr && !layer.scheme.is_integer()) {
-      others = containers_that_hold(layer.scheme, layer.linear);
-    }
+    if (!scheme.is_dense() && !scheme.is_integer()) others = containers_that_hold(scheme, layer.linear);
     refuse_recipe("container " + std::string(format.name()) + ": " + layer.linear.name + ": " + accepted.reason +
                   (others.empty() ? "" : "; give " + others));
   }

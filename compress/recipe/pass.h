@@ -111,7 +111,11 @@ class PassOptions {
 
   // Options that `layers: {override: ...}` may change for some of a stage's layers.
   virtual bool is_overridable(std::string_view) const { return false; }
-  // After overrides; `layer` has num_in inputs. Throws std::invalid_argument for options that do not fit it.
+  // After a layer's overrides, whose values are the recipe's alone: completes what depends on several of them. given_at
+  // is the place of the last override that gives an option; -1: none does. Throws std::invalid_argument for overrides
+  // that do not go together.
+  virtual void settle(const std::string& layer, const std::function<int(std::string_view)>& given_at);
+  // After that; `layer` has num_in inputs. Throws std::invalid_argument for options that do not fit it.
   virtual void check_layer(const std::string& layer, int64_t num_out, int64_t num_in) const;
 
   virtual StatisticsNeed need() const { return StatisticsNeed::none; }

@@ -91,6 +91,7 @@ double StageExtent::num_weights() const {
   return rows_in_all * static_cast<double>(width);
 }
 
+void PassOptions::settle(const std::string&, const std::function<int(std::string_view)>&) {}
 void PassOptions::check_layer(const std::string&, int64_t, int64_t) const {}
 
 bool PassOptions::needs_range() const {
@@ -146,8 +147,8 @@ void check_code(const PassCheck& check, GridOptions& grid) {
   }
   if (code.block != 0) {
     if (check.was_given("group_size") && grid.group_size != code.block) {
-      check.fail("group_size",
-                 name + " has one scale for every " + std::to_string(code.block) + " inputs: leave 'group_size' out");
+      check.fail("group_size", name + " has one scale for every " + std::to_string(code.block) +
+                                   " inputs: leave 'group_size' or 'code' out");
     }
     grid.group_size = code.block;
   } else if (std::find(kGroupSizes.begin(), kGroupSizes.end(), grid.group_size) == kGroupSizes.end()) {
@@ -163,7 +164,31 @@ void check_code(const PassCheck& check, GridOptions& grid) {
   }
 }
 
+// Completes what the code of the last override decides. What a later override gives must fit it.
+void settle_code(const std::string& layer, const std::function<int(std::string_view)>& given_at, GridOptions& grid) {
+  const WeightCode& code = *grid.code;
+  const auto settle = [&]<typename T>(std::string_view key, T& value, T fitting) {
+    if (given_at(key) > given_at("code")) {
+      throw std::invalid_argument("layers.override: " + layer + " has " + std::string(code.name) +
+                                  " codes, and a later pattern gives it a '" + std::string(key) +
+                                  "' that these do not have: leave that out, or give 'code: int' with it");
+    }
+    value = fitting;
+  };
+  if (!code.has_width(grid.bits)) settle("bits", grid.bits, code.widths.front());
+  if (code.block != 0 && grid.group_size != code.block) settle("group_size", grid.group_size, code.block);
+  if (std::find(kGroupSizes.begin(), kGroupSizes.end(), grid.group_size) == kGroupSizes.end() && code.block == 0) {
+    grid.group_size = GridOptions{}.group_size;  // the pass's own code has blocks, and this one has none
+  }
+  if (!code.is_integer() && !grid.symmetric) settle("symmetric", grid.symmetric, true);
+}
+
 }  // namespace
+
+template <typename Options>
+void GridPass<Options>::settle(const std::string& layer, const std::function<int(std::string_view)>& given_at) {
+  settle_code(layer, given_at, *static_cast<PassOptions&>(*this).grid());
+}
 
 template <typename Options>
 bool GridPass<Options>::is_overridable(std::string_view key) const {
@@ -207,11 +232,11 @@ void GridPass<Options>::check_layer(const std::string& layer, int64_t num_out, i
   }
   if (num_in % grid.group_size == 0) return;
   if (grid.code->block != 0) {
-    throw std::invalid_argument("layer " + layer + " [" + std::to_string(num_out) + ", " + std::to_string(num_in) +
-                                "]: blocks of " + std::to_string(grid.group_size) + " " + std::string(grid.code->name) +
-                                " codes do not divide its " + std::to_string(num_in) +
-                                " inputs. For such layers alone, put 'layers: {override: {\"" +
-                                pattern_of_all_blocks(layer) + "\": {code: int}}}' beside the pass's name");
+    throw std::invalid_argument(
+        "layer " + layer + " [" + std::to_string(num_out) + ", " + std::to_string(num_in) + "]: blocks of " +
+        std::to_string(grid.group_size) + " " + std::string(grid.code->name) + " codes do not divide its " +
+        std::to_string(num_in) + " inputs. For such layers alone, put 'layers: {override: {\"" +
+        pattern_of_all_blocks(layer) + "\": {code: int, group_size: -1}}}' beside the pass's name");
   }
   std::string divisors;
   for (const int64_t size : kGroupSizes) {

@@ -33,6 +33,7 @@ class GridPass : public OptionsOf<Options, PassKind::rounds> {
 
   bool is_overridable(std::string_view key) const override;
   void check(const PassCheck& check) override;
+  void settle(const std::string& layer, const std::function<int(std::string_view)>& given_at) override;
   void check_layer(const std::string& layer, int64_t num_out, int64_t num_in) const override;
   StatisticsNeed need() const override;
   void store(PackScheme& scheme) const override;

@@ -1,6 +1,7 @@
 #include "compress/recipe/recipe.h"
 
 #include <algorithm>
+#include <map>
 #include <stdexcept>
 
 #include "compress/recipe/recipe_keys.h"
@@ -252,8 +253,18 @@ std::shared_ptr<PassOptions> layer_options(const PassRecipe& pass, const std::st
     if (matches_glob(pattern, layer)) return nullptr;
   }
   std::shared_ptr<PassOptions> options = copy_of(*pass.options);
-  for (const LayerOverride& item : pass.overrides) {
-    if (matches_glob(item.pattern, layer)) assign_fields(item.values, *options);
+  std::map<std::string, int, std::less<>> given_at;
+  for (size_t i = 0; i < pass.overrides.size(); ++i) {
+    const LayerOverride& item = pass.overrides[i];
+    if (!matches_glob(item.pattern, layer)) continue;
+    assign_fields(item.values, *options);
+    for (const NamedField& field : item.values) given_at[field.name] = static_cast<int>(i);
+  }
+  if (!given_at.empty()) {
+    options->settle(layer, [&](std::string_view key) {
+      const auto found = given_at.find(key);
+      return found == given_at.end() ? -1 : found->second;
+    });
   }
   options->check_layer(layer, num_out, num_in);
   return options;

@@ -38,17 +38,12 @@ LayerOverride read_override(const std::string& pattern, const Value& value, cons
   const GivenOptions given = read_fields(value, fields_of(*options), overridable_options(defaults));
   options->check(RecipeCheck(value, given, calibration));
   LayerOverride result{.pattern = pattern, .values = {}};
-  const std::vector<NamedField> before = field_values(*copy_of(defaults));
-  const std::vector<NamedField> fields = field_values(*options);
-  for (size_t i = 0; i < fields.size(); ++i) {
-    const NamedField& field = fields[i];
-    const bool is_given = std::any_of(given.begin(), given.end(), [&](const auto& item) {
-      return field.name == item.first || field.name.starts_with(item.first + ".");
-    });
-    // What the check completed belongs to what is given: a code has its own groups. It also chooses other options,
-    // which are the pass's own.
-    const bool is_completed = options->is_overridable(field.name) && field.value != before[i].value;
-    if (is_given || is_completed) result.values.push_back(field);
+  for (const NamedField& field : field_values(*options)) {
+    if (std::any_of(given.begin(), given.end(), [&](const auto& item) {
+          return field.name == item.first || field.name.starts_with(item.first + ".");
+        })) {
+      result.values.push_back(field);
+    }
   }
   return result;
 }
@@ -78,6 +73,10 @@ bool is_not_trained(const PassOptions& before, const PassOptions&) {
   return !why_not_trained(scheme).empty();
 }
 
+bool has_other_codes(const PassOptions& before, const PassOptions&) {
+  return before.grid() != nullptr && !before.grid()->code->is_integer();
+}
+
 bool prunes_as_well(const PassOptions&, const PassOptions& after) {
   return !after.pattern().is_dense();
 }
@@ -98,6 +97,8 @@ const std::vector<OrderRule>& order_rules() {
        "pruned weights are trained as they are stored: put {after} into the group that prunes, before distill"},
       {rounds, Group::same, only(trains), "codes of {before} cannot be trained: put {after} before it", is_not_trained},
       {reconstructs, Group::same, only(reconstructs), "two passes that reconstruct: keep one"},
+      {rounds, Group::same, only(reconstructs),
+       "only integers can be trained: leave out {after}, or the 'code' of {before}", has_other_codes},
       {rounds, Group::same, only(reconstructs),
        "the weights that {before} makes cannot be trained: {after} follows rtn, gptq or a pass that prunes",
        is_off_grid},

@@ -171,6 +171,18 @@ std::vector<float> scales_of(const Parts& parts, const State& state) {
   return scales;
 }
 
+// A block of zeros has the scale 0, to which 8 bits and an offset may come only near, from below too.
+void clear_scales_of_zeros(QuantizedWeight& weight) {
+  const uint8_t zero = weight.code->zero_code(weight.bits);
+  const auto block = static_cast<size_t>(weight.group_size);
+  for (size_t i = 0; i < weight.scales_OG.size(); ++i) {
+    const auto* const codes = weight.codes_OI.data() + i * block;
+    if (weight.scales_OG[i] < 0.0f && std::all_of(codes, codes + block, [&](auto code) { return code == zero; })) {
+      weight.scales_OG[i] = 0.0f;
+    }
+  }
+}
+
 class Nf4Config final : public ContainerConfig {
  public:
   static std::unique_ptr<Nf4Config> parse(const std::string& json, const std::string& where) {
@@ -249,6 +261,7 @@ class Nf4Container final : public ContainerFormat {
       weight.codes_OI.push_back(byte & 0xf);
     }
     weight.scales_OG = scales_of(parts, state);
+    if (state.is_nested) clear_scales_of_zeros(weight);
     validate(weight, module);
     return linear;
   }

@@ -44,15 +44,49 @@ TEST(WeightCodes, WhatACodeDoesNotHaveIsRefusedByTheRecipe) {
   refused("rtn: {code: fp8}", {"r.yaml:3", "int, nvfp4, mxfp4, nf4", "found 'fp8'"});
   refused("rtn: {code: nvfp4, bits: 3}", {"r.yaml:3", "nvfp4 codes have 4 bits, found 3"});
   refused("rtn: {code: nf4, bits: 8}", {"nf4 codes have 4 bits, found 8"});
-  refused("gptq: {code: nvfp4, group_size: 32}", {"every 16 inputs", "leave 'group_size' out"});
+  refused("gptq: {code: nvfp4, group_size: 32}", {"every 16 inputs", "leave 'group_size' or 'code' out"});
   refused("gptq: {code: mxfp4, group_size: -1}", {"every 32 inputs"});
   refused("rtn: {code: nf4, symmetric: false}", {"no zero points"});
   refused("rtn: {code: nf4, group_size: -1, per_tensor: true}", {"per_tensor"});
   refused("rtn: {}\n    layers: {override: {\"*.up_proj\": {code: nvfp4, group_size: 64}}}", {"every 16 inputs"});
   refused("rtn: {code: nf4}\n  - distill: {text: t, loss: hard_label}",
           {"codes of rtn cannot be trained", "before it"});
-  refused("gptq: {code: nf4}\n  - reconstruct: {}", {"reconstruct"});
+  refused("gptq: {code: nf4}\n  - reconstruct: {}",
+          {"only integers can be trained: leave out reconstruct, or the 'code'"});
   refused("rtn: {code: nf4}", {"budget", "integer codes"}, "budget: {bits: 4}\n");
+}
+
+// Several patterns may match one layer: what they give is joined first, and completed then.
+TEST(WeightCodes, OverridesOfOneLayerAreJoinedBeforeTheCodeCompletesThem) {
+  const auto options_of = [](const std::string& pass, const std::string& overrides) {
+    const Recipe recipe =
+        parse_recipe("passes:\n  - rtn: {" + pass + "}\n    layers: {override: {" + overrides + "}}\n", "r.yaml");
+    const std::shared_ptr<PassOptions> options =
+        layer_options(recipe.passes.at(0), "model.layers.0.mlp.down_proj", 64, 768);
+    return *std::as_const(*options).grid();
+  };
+  GridOptions grid =
+      options_of("group_size: 32, symmetric: false", "\"*.down_proj\": {code: nvfp4}, \"*.0.*\": {code: int}");
+  EXPECT_EQ(grid.code, &kIntegerCode);
+  EXPECT_EQ(grid.group_size, 32);
+  EXPECT_FALSE(grid.symmetric);
+  grid = options_of("group_size: 32", "\"*.down_proj\": {code: nvfp4}, \"*.0.*\": {code: nf4}");
+  EXPECT_EQ(grid.code, &kNf4Code);
+  EXPECT_EQ(grid.group_size, 32);
+  grid = options_of("group_size: 32", "\"*.0.*\": {group_size: -1}, \"*.down_proj\": {code: mxfp4}");
+  EXPECT_EQ(grid.code, &kMxfp4Code);
+  EXPECT_EQ(grid.group_size, 32);
+  grid = options_of("group_size: 32", "\"*.0.*\": {bits: 3, symmetric: false}, \"*.down_proj\": {code: nvfp4}");
+  EXPECT_EQ(grid.bits, 4);
+  EXPECT_EQ(grid.group_size, 16);
+  EXPECT_TRUE(grid.symmetric);
+  grid = options_of("code: nvfp4", "\"*.down_proj\": {code: mxfp4}, \"*.0.*\": {code: int}");
+  EXPECT_EQ(grid.group_size, GridOptions{}.group_size);
+  for (const char* const later : {"{group_size: 32}", "{bits: 3}", "{symmetric: false}"}) {
+    expect_error<std::invalid_argument>(
+        [&] { options_of("group_size: 64", "\"*.down_proj\": {code: nvfp4}, \"*.0.*\": " + std::string(later)); },
+        {"layers.override: model.layers.0.mlp.down_proj", "nvfp4 codes", "a later pattern"});
+  }
 }
 
 class WeightCodesOfAModel : public testing::Test {

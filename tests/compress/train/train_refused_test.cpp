@@ -226,7 +226,7 @@ TEST_F(TrainModel, StudentsInFormsThatCannotBeTrainedAreRefused) {
            "int8");
   run_json("model: " + kModel + "\npasses:\n  - fp8: {}\n", "fp8");
   expect_refused(recipe(distill("student: " + (folder_ / "int8").string())), {"llm_int8", "distil before"});
-  expect_refused(recipe(distill("student: " + (folder_ / "fp8").string())), {"FP8 codes", "distil before"});
+  expect_refused(recipe(distill("student: " + (folder_ / "fp8").string())), {"fp8 codes", "distil before"});
 }
 
 }  // namespace
