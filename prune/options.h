@@ -65,6 +65,12 @@ struct ResolveOptions {
   void fields(FieldVisitor& visit);
 };
 
+// Returns the bytes that each thread of an exact solution holds for rows that keep this many columns: the matrix, its
+// scaled copy and the factor.
+constexpr int64_t resolve_exact_bytes(int64_t num_kept) {
+  return 3 * num_kept * num_kept * static_cast<int64_t>(sizeof(double));
+}
+
 // Options of choosing the mask inside the re-solving (alps.h). Below the first penalty supports wander without gain;
 // above the last one they hardly move.
 struct AlpsOptions {

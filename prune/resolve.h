@@ -36,10 +36,5 @@ ResolveResult resolve(const at::Tensor& target_OI, const at::Tensor& start_OI, c
 // 2:4 I^3 / 24 multiplications for every row. Where H_KK is singular, it returns the solution nearest to the target in
 // normalized columns. Throws std::invalid_argument for shapes and values that are not finite.
 at::Tensor resolve_exact(const at::Tensor& target_OI, const at::Tensor& kept_OI, const NormalizedHessian& hessian);
-// Returns the bytes that each of its threads holds for rows that keep this many columns: the matrix, its scaled copy
-// and the factor.
-constexpr int64_t resolve_exact_bytes(int64_t num_kept) {
-  return 3 * num_kept * num_kept * static_cast<int64_t>(sizeof(double));
-}
 
 }  // namespace pare
