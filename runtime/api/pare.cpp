@@ -92,8 +92,8 @@ Model Model::load(const std::filesystem::path& path, const LoadOptions& options)
   const int num_threads = options.num_threads > 0 ? options.num_threads : default_num_threads();
   state->backend = make_backend({.num_threads = num_threads});
   const ModelDirectory directory(path);
-  if (options.check_files) require_whole_files(directory.path(), "");
-  const Checkpoint checkpoint = Checkpoint::open(directory.path());
+  const Checkpoint checkpoint =
+      options.check_files ? open_described(directory.path(), "") : Checkpoint::open(directory.path());
   state->max_tokens = chosen_max_tokens(options, checkpoint.description());
   require_listed_files(directory.path());
   if (std::filesystem::exists(directory.path() / "tokenizer.json")) {
@@ -105,6 +105,10 @@ Model Model::load(const std::filesystem::path& path, const LoadOptions& options)
                                                    .kv_bits = options.kv_bits,
                                                    .on_host = true});
   require_host_memory(*state->backend, {&need, 1}, free_memory());
+  if (options.check_files) {
+    require_whole_files(directory.path(), "");
+    checkpoint.check_unchanged();
+  }
   state->transformer = Transformer::load(checkpoint, *state->backend);
   state->transformer->use_attention_bits({.kv = options.kv_bits, .products = kKvFloatBits});
   return Model(std::move(state));

@@ -37,7 +37,7 @@ struct LoadOptions {
   // The bits of each key and value that generation caches: 32 (float32) or 8 (integers with a scale per head and
   // token).
   int kv_bits = 32;
-  // True to first compare the files with the checksums of a pare.json beside them, as `pare verify` does.
+  // True to compare the files with the checksums of a pare.json beside them, as `pare verify` does, before loading.
   bool check_files = false;
 };
 

@@ -154,14 +154,18 @@ FileCheck check_files(const fs::path& directory, WhichFiles which,
   if (progress && num_outputs > 0) progress(0, num_outputs);
   for (const auto& [name, digest] : outputs) {
     throw_if_interrupted();
-    check_digest(directory, name, digest, result.problems);
-    ++result.num_files;
+    if (which == WhichFiles::that_describe && fs::path(name).extension() != ".json") {
+      check_is_there(directory, name, result.problems);
+    } else {
+      check_digest(directory, name, digest, result.problems);
+      ++result.num_files;
+    }
     if (progress) progress(++num_done, num_outputs);
   }
   for (const std::string& name : names_in(directory)) {
     if (outputs.contains(name) || name == kManifestName || name == kReportName) continue;
     const std::string extension = fs::path(name).extension().string();
-    if (which == WhichFiles::that_are_read && extension != ".json" && extension != ".safetensors") continue;
+    if (which != WhichFiles::all && extension != ".json" && extension != ".safetensors") continue;
     result.problems.push_back((directory / name).string() +
                               ": pare.json does not list it: it was added after the model was written");
   }
@@ -171,6 +175,17 @@ FileCheck check_files(const fs::path& directory, WhichFiles which,
 void require_whole_files(const fs::path& directory, const std::string& instead,
                          const std::function<void(int64_t, int64_t)>& progress) {
   require_none(directory, check_files(directory, WhichFiles::that_are_read, progress).problems, instead);
+}
+
+Checkpoint open_described(const fs::path& directory, const std::string& instead,
+                          const std::function<void(int64_t, int64_t)>& progress) {
+  require_none(directory, check_files(directory, WhichFiles::that_describe).problems, instead);
+  try {
+    return Checkpoint::open(directory);
+  } catch (const std::runtime_error&) {
+    require_whole_files(directory, instead, progress);
+    throw;  // the files are what was written
+  }
 }
 
 void require_listed_files(const fs::path& directory) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/model/checkpoint.h"
 #include "runtime/system/json_text.h"
 
 namespace pare {
@@ -21,7 +22,8 @@ nlohmann::json manifest_member(const std::filesystem::path& directory, const std
 
 enum class WhichFiles {
   all,
-  that_are_read  // needed to run the model: without report.json, and of unlisted files only .json and .safetensors
+  that_are_read,  // needed to run the model: without report.json, and of unlisted files only .json and .safetensors
+  that_describe   // the same, but only .json files are hashed, which is soon done; the others must only be there
 };
 
 struct FileCheck {
@@ -45,6 +47,13 @@ std::vector<std::string> damage_lines(const std::filesystem::path& directory, co
 // alternative ("; --no-verify ...").
 void require_whole_files(const std::filesystem::path& directory, const std::string& instead,
                          const std::function<void(int64_t, int64_t)>& progress = {});
+
+// Opens a model of which only the .json files have been hashed. Hashing the weights may take minutes, and options or
+// data may be wrong: call require_whole_files when all else is in order, before the weights are loaded. If the model
+// cannot be opened, all files are hashed at once, because damage is the better message. Throws what require_whole_files
+// and Checkpoint::open throw.
+Checkpoint open_described(const std::filesystem::path& directory, const std::string& instead,
+                          const std::function<void(int64_t, int64_t)>& progress = {});
 
 // Checks, without hashes, that all files that a pare.json in the folder lists are there. For callers that read a model
 // and do not check it otherwise: with half of a tokenizer's files missing, tokens would differ without any message.

@@ -113,8 +113,22 @@ std::function<void(double, int64_t)> stage(Console& console, const std::string& 
   return stage_of(console.progress(), name, unit);
 }
 
-void check_files_of(const std::filesystem::path& directory, const std::string& instead, Console& console) {
-  require_whole_files(directory, instead, stage(console, "check " + directory.string(), "files"));
+NamedModel::NamedModel(const std::string& path, bool is_checked, const std::string& instead, Console& console)
+    : directory_(path),
+      is_checked_(is_checked),
+      instead_(instead),
+      console_(console),
+      checkpoint_(is_checked ? open_described(directory(), instead, progress()) : Checkpoint::open(directory())) {}
+
+// The files that were opened must also be those that were hashed.
+void NamedModel::check_files() const {
+  if (!is_checked_) return;
+  require_whole_files(directory(), instead_, progress());
+  checkpoint_.check_unchanged();
+}
+
+std::function<void(int64_t, int64_t)> NamedModel::progress() const {
+  return stage(console_, "check " + directory().string(), "files");
 }
 
 ModelLoader::ModelLoader(const Arguments& arguments)

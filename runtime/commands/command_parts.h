@@ -14,6 +14,7 @@
 #include "runtime/engine/backend.h"
 #include "runtime/engine/memory_need.h"
 #include "runtime/engine/transformer.h"
+#include "runtime/import/model_directory.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/json_text.h"
 
@@ -55,9 +56,27 @@ std::string dump(const nlohmann::ordered_json& json);
 // on request. The stage's clock starts with the first call (0 units done), which such functions make before any work.
 std::function<void(double, int64_t)> stage(Console& console, const std::string& name, const std::string& unit);
 
-// Checks before a model is loaded that its files are what was written, if there is a manifest. Throws what
-// require_whole_files throws; `instead` is passed to it.
-void check_files_of(const std::filesystem::path& directory, const std::string& instead, Console& console);
+// A model that the command line names. If it is checked and has a manifest, its files must be what was written: those
+// that describe it before it is opened, and the weights when the caller says so.
+class NamedModel {
+ public:
+  // Throws what ModelDirectory and open_described throw; `instead` is passed to the latter.
+  NamedModel(const std::string& path, bool is_checked, const std::string& instead, Console& console);
+
+  const std::filesystem::path& directory() const { return directory_.path(); }
+  const Checkpoint& checkpoint() const { return checkpoint_; }
+  // Call it when options and data are in order, before the model is loaded: it may take minutes. Throws what
+  // require_whole_files and Checkpoint::check_unchanged throw.
+  void check_files() const;
+
+ private:
+  std::function<void(int64_t, int64_t)> progress() const;
+  ModelDirectory directory_;
+  bool is_checked_;
+  std::string instead_;
+  Console& console_;
+  Checkpoint checkpoint_;
+};
 
 // The backend that the options name; loads models on it.
 class ModelLoader {

@@ -96,10 +96,9 @@ void run_generate(const Arguments& arguments, Console& console) {
                                     .top_p = arguments.number("top-p"),
                                     .seed = static_cast<uint64_t>(arguments.integer("seed"))};
   const ModelLoader loader(arguments);
-  const ModelDirectory directory(arguments.positional(0));
-  if (arguments.flag("verify")) check_files_of(directory.path(), "", console);
-  const Checkpoint checkpoint = Checkpoint::open(directory.path());
-  require_listed_files(directory.path());
+  const NamedModel named(arguments.positional(0), arguments.flag("verify"), "", console);
+  const Checkpoint& checkpoint = named.checkpoint();
+  require_listed_files(named.directory());
   const Tokenizer tokenizer = Tokenizer::open(checkpoint.directory());
   const std::string& prompt = arguments.text("prompt");
   const std::vector<int32_t> ids = tokenizer.encode(prompt, true);
@@ -111,6 +110,7 @@ void run_generate(const Arguments& arguments, Console& console) {
   loader.check_memory(
       checkpoint,
       {.num_rows = num_tokens, .num_tokens = num_tokens, .keeps_every_layer = true, .kv_bits = kv_bits(arguments)});
+  named.check_files();
   Transformer model = loader.load(checkpoint, console);
   use_bits(arguments, model);
   ContinuedText stream(tokenizer, prompt, ids, console.model_text());

@@ -9,7 +9,6 @@
 #include "runtime/commands/command_parts.h"
 #include "runtime/commands/option_table.h"
 #include "runtime/evaluate/evaluation.h"
-#include "runtime/import/model_directory.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/visible_text.h"
 
@@ -144,19 +143,10 @@ const EvaluationRow& asked_evaluation(const Arguments& arguments) {
   return chosen;
 }
 
-// A model of the command line. Its files are checked before it is opened.
-struct NamedModel {
-  NamedModel(const std::string& path, const Arguments& arguments, Console& console)
-      : directory(path), checkpoint((check(arguments, console), Checkpoint::open(directory.path()))) {}
-  ModelDirectory directory;
-  Checkpoint checkpoint;
-
- private:
-  void check(const Arguments& arguments, Console& console) const {
-    if (arguments.flag("no-verify")) return;
-    check_files_of(directory.path(), ", or use it as it is with --no-verify", console);
-  }
-};
+// Throws std::invalid_argument for a model of another kind.
+void require_kind(const Checkpoint& checkpoint, EvaluatedKind kind) {
+  kind == EvaluatedKind::encoder ? void(checkpoint.encoder()) : void(checkpoint.description());
+}
 
 void run_eval(const Arguments& arguments, Console& console) {
   MemorySampler memory;
@@ -165,19 +155,25 @@ void run_eval(const Arguments& arguments, Console& console) {
   take_options(arguments, row, *options);
 
   const ModelLoader loader(arguments);
-  const NamedModel model(arguments.positional(0), arguments, console);
+  const bool is_checked = !arguments.flag("no-verify");
+  const std::string instead = ", or use it as it is with --no-verify";
+  const NamedModel model(arguments.positional(0), is_checked, instead, console);
   std::optional<NamedModel> named_reference;
-  if (options->reference) named_reference.emplace(arguments.text(kReference), arguments, console);
-  const Checkpoint* const reference = named_reference ? &named_reference->checkpoint : nullptr;
+  if (options->reference) named_reference.emplace(arguments.text(kReference), is_checked, instead, console);
+  const Checkpoint* const reference = named_reference ? &named_reference->checkpoint() : nullptr;
+  require_kind(model.checkpoint(), row.kind);
+  if (reference != nullptr) require_kind(*reference, row.kind);
   std::vector<std::string> events;
-  EvaluationSource source(model.checkpoint, reference, events);
+  EvaluationSource source(model.checkpoint(), reference, events);
   const std::unique_ptr<Measurement> measurement = options->read(source);
   const EvaluationExtent extent = measurement->extent();
-  for (const auto& needs : memory_needs(model.checkpoint, reference, {&extent, 1}, /*keeps_models=*/false,
+  for (const auto& needs : memory_needs(model.checkpoint(), reference, {&extent, 1}, /*keeps_models=*/false,
                                         loader.options().device == ComputeDevice::cpu)) {
     loader.require(needs);
   }
-  EvaluatedModels models(model.checkpoint, reference, loader.backend(), /*keeps_models=*/false, &console.progress());
+  model.check_files();
+  if (named_reference) named_reference->check_files();
+  EvaluatedModels models(model.checkpoint(), reference, loader.backend(), /*keeps_models=*/false, &console.progress());
   const std::unique_ptr<EvaluationResult> result = measurement->run(models, console.progress());
   result->events = events;
   result->peak_memory_bytes = memory.peak_bytes();

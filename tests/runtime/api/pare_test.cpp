@@ -6,6 +6,7 @@
 
 #include "runtime/engine/generate.h"
 #include "runtime/model/checkpoint.h"
+#include "runtime/system/sha256.h"
 #include "tests/expect_error.h"
 #include "tests/runtime/engine/tiny_models.h"
 #include "tests/temporary_folder.h"
@@ -147,6 +148,13 @@ TEST(Model, ChecksFilesWhereAsked) {
   std::ofstream(folder.path() / "m/pare.json") << R"({"outputs": {"config.json": "00"}})";
   EXPECT_NO_THROW(Model::load(folder.path() / "m"));
   expect_error<std::runtime_error>([&] { Model::load(folder.path() / "m", {.check_files = true}); }, {"config.json"});
+  // Options that do not fit the model are refused before its weights are hashed.
+  std::ofstream(folder.path() / "m/pare.json") << R"({"outputs": {"model.safetensors": "00", "config.json": ")"
+                                               << sha256_file(folder.path() / "m/config.json") << "\"}}";
+  expect_error<std::runtime_error>([&] { Model::load(folder.path() / "m", {.check_files = true}); },
+                                   {"model.safetensors", "SHA-256"});
+  expect_error<std::invalid_argument>(
+      [&] { Model::load(folder.path() / "m", {.max_tokens = 100000, .check_files = true}); }, {"100000"});
 }
 
 }  // namespace

@@ -9,8 +9,6 @@
 #include "runtime/commands/commands.h"
 #include "runtime/evaluate/perplexity.h"
 #include "runtime/evaluate/rouge_l.h"
-#include "runtime/system/sealed_json.h"
-#include "runtime/system/sha256.h"
 #include "tests/expect_error.h"
 #include "tests/places.h"
 #include "tests/runtime/commands/pare_runtime.h"
@@ -437,47 +435,6 @@ TEST_F(PareRuntime, InspectBenchAndVerifyAnswer) {
   EXPECT_EQ(run_json("verify " + model_.string())["ok"], true);
   std::ofstream(model_ / "pare.json") << R"({"outputs": {"config.json": "00"}})";
   expect_failure("verify " + model_.string(), 1, {"config.json", "SHA-256"});
-}
-
-// One flipped bit leaves a valid weight. eval always looks for it, and generate does when asked to.
-TEST_F(PareRuntime, EvalAndGenerateFindFlippedBits) {
-  nlohmann::json outputs;
-  for (const char* name : {"config.json", "tokenizer.json", "model.safetensors"}) {
-    outputs[name] = sha256_file(model_ / name);
-  }
-  std::ofstream(model_ / "pare.json") << seal_json(nlohmann::json{{"outputs", outputs}}.dump());
-  const std::string eval = "eval " + model_.string() + " --text " + npy_;
-  const std::string generate = "generate " + model_.string() + " --prompt a --max-tokens 2";
-  const nlohmann::json whole = run_json(eval);
-  EXPECT_EQ(run(generate + " --verify").status, 0);
-  std::string bytes = file_text(model_ / "model.safetensors");
-  bytes[bytes.size() - 3] = static_cast<char>(bytes[bytes.size() - 3] ^ 1);
-  std::ofstream(model_ / "model.safetensors", std::ios::binary) << bytes;
-  const std::initializer_list<std::string> said = {"damaged", "model.safetensors", "SHA-256", "make it again"};
-  expect_failure(eval, 1, said);
-  expect_failure(eval, 1, {"--no-verify"});
-  expect_failure(
-      "eval " + family_path("llama_gqa_untied").string() + " --text " + npy_ + " --reference " + model_.string(), 1,
-      said);
-  expect_failure(generate + " --verify", 1, said);
-  EXPECT_EQ(run(generate).status, 0);
-  EXPECT_NE(run_json(eval + " --no-verify")["nll"], whole["nll"]);
-  std::ofstream(folder_.path() / "i.json") << R"([{"instruction": "abc", "output": "q7 x"}])";
-  expect_failure("eval " + model_.string() + " --instructions " + (folder_.path() / "i.json").string(), 1, said);
-}
-
-// A file that the model does not read changes nothing. A file that it would read is refused.
-TEST_F(PareRuntime, EvalTakesNotesBesideTheModelAndNoWeights) {
-  nlohmann::json outputs;
-  for (const char* name : {"config.json", "tokenizer.json", "model.safetensors"}) {
-    outputs[name] = sha256_file(model_ / name);
-  }
-  std::ofstream(model_ / "pare.json") << seal_json(nlohmann::json{{"outputs", outputs}}.dump());
-  std::ofstream(model_ / "README.md") << "notes";
-  const std::string eval = "eval " + model_.string() + " --text " + npy_;
-  EXPECT_EQ(run(eval).status, 0);
-  std::ofstream(model_ / "tokenizer_config.json") << "{}";
-  expect_failure(eval, 1, {"tokenizer_config.json", "does not list"});
 }
 
 TEST_F(PareRuntime, ImportWritesACheckpointOnceOnly) {
