@@ -203,17 +203,21 @@ Comparison compare_means(std::span<const WindowMeans> means, std::vector<float>&
   return result;
 }
 
-void check_reference(const Transformer& model, const Transformer& reference) {
-  if (&model.backend() != &reference.backend()) {
-    throw std::invalid_argument("the model and its reference must be loaded on the same backend");
-  }
-  const int64_t expected = model.description().vocabulary_size;
-  const int64_t found = reference.description().vocabulary_size;
+// Throws std::invalid_argument for a reference whose distributions are over other tokens.
+void check_same_vocabulary(const ModelDescription& model, const ModelDescription& reference) {
+  const int64_t expected = model.vocabulary_size, found = reference.vocabulary_size;
   if (expected != found) {
     throw std::invalid_argument("the reference has a vocabulary of " + std::to_string(found) +
                                 " entries, the model of " + std::to_string(expected) +
                                 ": their distributions cannot be compared");
   }
+}
+
+void check_reference(const Transformer& model, const Transformer& reference) {
+  if (&model.backend() != &reference.backend()) {
+    throw std::invalid_argument("the model and its reference must be loaded on the same backend");
+  }
+  check_same_vocabulary(model.description(), reference.description());
 }
 
 std::string with_error(const Estimate& estimate, int num_decimals) {
@@ -470,6 +474,7 @@ std::string PerplexityOptions::help(std::string_view key) const {
 }
 
 std::unique_ptr<Measurement> PerplexityOptions::read(EvaluationSource& source) const {
+  if (source.other != nullptr) check_same_vocabulary(source.model.description(), source.other->description());
   check_windows_tokenizers({data}, source.model.directory(), source.events);
   ScoredWindows windows = make_scored_windows(data, source.tokenizer_for(data), source.model.description(), cut);
   if (source.other != nullptr) check_same_tokens(windows, data, *source.other, cut);

@@ -321,6 +321,29 @@ TEST_F(Evaluate, RefusesReferencesThatCannotBeCompared) {
   const std::unique_ptr<Backend> other = make_reference_backend();
   Transformer elsewhere = Transformer::load(Checkpoint::open(family_path("llama_gqa_untied")), *other);
   expect_error<std::invalid_argument>([&] { evaluate_perplexity(model, data, &elsewhere); }, {"same backend"});
+  const Checkpoint stories = Checkpoint::open(std::string(kSourceFolder) + "/calibration_data/stories260k");
+  Transformer larger = Transformer::load(stories, *backend_);
+  expect_error<std::invalid_argument>([&] { evaluate_perplexity(model, data, &larger); },
+                                      {"vocabulary of 512 entries", "the model of 128"});
+}
+
+// No model is loaded yet when data are read.
+TEST_F(Evaluate, OtherVocabulariesOfReferencesAreRefusedWhenDataAreRead) {
+  const Checkpoint model = Checkpoint::open(family_path("llama_gqa_untied"));
+  const Checkpoint stories = Checkpoint::open(std::string(kSourceFolder) + "/calibration_data/stories260k");
+  const std::filesystem::path text = folder_.path() / "text.txt";
+  std::ofstream(text) << std::string(300, 'x');
+  std::vector<std::string> events;
+  EvaluationSource source(model, &stories, events);
+  PerplexityOptions options;
+  for (const std::filesystem::path& data : {family_path("llama_gqa_untied") / "ids.npy", text}) {
+    options.data = data.string();
+    expect_error<std::invalid_argument>([&] { options.read(source); },
+                                        {"vocabulary of 512 entries", "the model of 128", "cannot be compared"});
+  }
+  EvaluationSource alike(model, &model, events);
+  options.data = (family_path("llama_gqa_untied") / "ids.npy").string();
+  EXPECT_EQ(options.read(alike)->extent().num_texts, 2);
 }
 
 // A gain of 1e38 on the final norm makes logits infinite, while every weight stays finite.
