@@ -225,11 +225,18 @@ std::string with_error(const Estimate& estimate, int num_decimals) {
   return estimate.standard_error ? value + " +- " + format_number(*estimate.standard_error, num_decimals) : value;
 }
 
-// Both models must cut the text into the same tokens. Otherwise their figures measure different things.
+// Both models must cut the text into the same tokens, or their figures measure different things, and take windows of
+// that length.
 void check_same_tokens(const ScoredWindows& data, const std::filesystem::path& text, const Checkpoint& other,
                        WindowCut cut) {
   std::vector<std::string> of_other;  // what was said of the model's windows is not repeated
   check_windows_tokenizers({text}, other.directory(), of_other);
+  if (data.windows.num_tokens > other.description().context_length) {
+    throw std::invalid_argument(other.directory().string() + ": its context is " +
+                                std::to_string(other.description().context_length) + " tokens, and the windows have " +
+                                std::to_string(data.windows.num_tokens) +
+                                ": use a shorter context, or a .npy of shorter windows");
+  }
   if (holds_token_windows(text)) return;
   const Tokenizer tokenizer = Tokenizer::open(other.directory());
   cut.context = data.windows.num_tokens;
@@ -295,6 +302,11 @@ ScoredWindows make_scored_windows(const std::filesystem::path& text, const Token
     throw std::invalid_argument(text.string() + ": its windows are " + std::to_string(windows.num_tokens) +
                                 " tokens wide and are used as they are; a context of " + std::to_string(cut.context) +
                                 " was asked for: leave the context out");
+  }
+  if (windows.num_tokens > model.context_length) {  // of a .npy
+    throw std::invalid_argument(text.string() + ": its windows are " + std::to_string(windows.num_tokens) +
+                                " tokens wide; the model's context is " + std::to_string(model.context_length) +
+                                ": write shorter ones (pare tokenize --tokens N)");
   }
   if (windows.num_windows < std::max<int64_t>(cut.num_windows, 1)) {
     throw std::invalid_argument(text.string() + ": " + std::to_string(cut.num_windows) +

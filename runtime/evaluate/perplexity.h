@@ -52,8 +52,8 @@ struct ScoredWindows {
 };
 
 // Cuts `text` (a text, .jsonl, .npy) as the protocol says. tokenizer may be null for .npy. Throws std::invalid_argument
-// for a context beyond the model's or other than a .npy's, fewer windows than asked for, a text shorter than one
-// window, and a missing tokenizer.
+// for a context or windows beyond the model's context, a context other than a .npy's, fewer windows than asked for, a
+// text shorter than one window, and a missing tokenizer.
 ScoredWindows make_scored_windows(const std::filesystem::path& text, const Tokenizer* tokenizer,
                                   const ModelDescription& model, const WindowCut& cut);
 

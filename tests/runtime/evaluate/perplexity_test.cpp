@@ -346,6 +346,21 @@ TEST_F(Evaluate, OtherVocabulariesOfReferencesAreRefusedWhenDataAreRead) {
   EXPECT_EQ(options.read(alike)->extent().num_texts, 2);
 }
 
+// Windows of a .npy have a width of their own, which no option says.
+TEST_F(Evaluate, WindowsWiderThanAContextAreRefusedWhenDataAreRead) {
+  copy_family("llama_gqa_untied", folder_.path() / "short", {{"max_position_embeddings", 32}});
+  const Checkpoint model = Checkpoint::open(family_path("llama_gqa_untied")),
+                   narrow = Checkpoint::open(folder_.path() / "short");
+  std::vector<std::string> events;
+  EvaluationSource of_narrow(narrow, nullptr, events), compared(model, &narrow, events);
+  PerplexityOptions options;
+  options.data = (family_path("llama_gqa_untied") / "ids.npy").string();
+  expect_error<std::invalid_argument>([&] { options.read(of_narrow); },
+                                      {"ids.npy", "64 tokens wide", "context is 32", "--tokens"});
+  expect_error<std::invalid_argument>([&] { options.read(compared); },
+                                      {narrow.directory().string(), "context is 32", "windows have 64"});
+}
+
 // A gain of 1e38 on the final norm makes logits infinite, while every weight stays finite.
 TEST_F(Evaluate, OverflowIsAnErrorThatNamesTheWindow) {
   const std::filesystem::path directory = folder_.path() / "m";
