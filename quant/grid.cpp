@@ -111,11 +111,20 @@ float power_for(float absmax, float reach) {
   return power;
 }
 
+// Returns the largest power of two whose product with the code's largest value is finite.
+float largest_power(float largest) {
+  float power = 0x1p127f;
+  while (!std::isfinite(power * largest)) power /= 2.0f;
+  return power;
+}
+
 GroupGrid shrunk_table_grid(Range range, float shrink, const GridRule& rule) {
   const float absmax = std::max(-range.min, range.max);
   if (absmax == 0.0f) return {1.0f, 0.0f};
   const DType dtype = rule.options.scale_dtype;
-  if (dtype == DType::F8_E8M0) return {std::min(power_for(absmax, rule.reach) * shrink, 0x1p127f), 0.0f};
+  if (dtype == DType::F8_E8M0) {
+    return {std::min(power_for(absmax, rule.reach) * shrink, largest_power(rule.largest)), 0.0f};
+  }
   const float exact = absmax * shrink / rule.largest * rule.tensor_scale;
   return {std::max(round_to(exact, dtype), smallest_scale(dtype)), 0.0f};
 }
@@ -288,8 +297,8 @@ float largest_magnitude(const at::Tensor& weight_OI) {
 
 float tensor_scale_for(const WeightCode& code, float absmax) {
   const float largest_scale = code.scale_dtype == DType::F8_E4M3 ? kLargestFp8 : 1.0f;
-  const float scale = largest_scale * code.largest() / absmax;
-  return std::isnormal(scale) && std::isnormal(1.0f / scale) ? scale : 1.0f;  // as validate() asks
+  if (absmax == 0.0f) return 1.0f;
+  return std::clamp(largest_scale * code.largest() / absmax, 0x1p-126f, 0x1p126f);  // as validate() asks
 }
 
 void check_grid_options(const GridOptions& options, int64_t num_in) {

@@ -258,6 +258,26 @@ TEST(Grid, LayersOfOneInputShareAScaleOfTheWholeWeight) {
   EXPECT_EQ(second.tensor_scale, search_grid(large, {}, table_options(kNvfp4Code, ScaleSearch::minmax)).tensor_scale);
 }
 
+// The smallest and the largest weights that float32 has keep their place in the table: what the grid makes of them is
+// finite and no further off than for any others.
+TEST(Grid, TablesReachTheEndsOfFloat32) {
+  for (const WeightCode* code : kTableCodes) {
+    for (const float size : {1e-36f, 1e-30f, 1e37f, 3.3e38f}) {
+      const at::Tensor plain = random_weight(4, 64, 49).to(at::kDouble);
+      const at::Tensor weight = plain.mul(size / plain.abs().max().item<double>()).to(at::kFloat);
+      const DType dtype = code->scale_dtype.value_or(DType::F32);
+      const QuantizedWeight rounded = rtn(weight, {}, table_options(*code, ScaleSearch::squared_error, dtype));
+      validate(rounded, "rounded");
+      const std::vector<float> values = dequantize(rounded);
+      // E2M1 is off by a sixth of the largest value at most, NF4 by less; a scale of E8M0 may lack a third of it.
+      for (int64_t i = 0; i < weight.numel(); ++i) {
+        EXPECT_LE(std::abs(values[static_cast<size_t>(i)] / size - floats(weight)[i] / size), 0.35f)
+            << code->name << " " << size;
+      }
+    }
+  }
+}
+
 TEST(Grid, TablesHaveNeitherZerosNorOtherGroups) {
   const at::Tensor weight = random_weight(2, 64, 48);
   const auto message = [&](GridOptions options) { return message_of([&] { search_grid(weight, {}, options); }); };
