@@ -134,60 +134,40 @@ std::string describe(const Step& step) {
 
 namespace {
 
-// Completes what the code decides, and refuses what it does not have.
-void check_code(const PassCheck& check, GridOptions& grid) {
+// Called for an option that the code does not have, with the reason; throws where the recipe gives it with the code.
+using Refuse = std::function<void(std::string_view key, const std::string& why)>;
+
+// Gives bits, groups and zeros what the code decides.
+void complete_by_code(GridOptions& grid, const Refuse& refuse) {
   const WeightCode& code = *grid.code;
   const std::string name(code.name);
-  if (!code.has_width(grid.bits) || (check.was_given("bits") && code.width() != 0 && grid.bits != code.width())) {
-    if (check.was_given("bits")) {
-      check.fail("bits", name + " codes have " + widths_text(code) + " bits, found " + std::to_string(grid.bits) +
-                             ": leave 'bits' out");
-    }
+  if (!code.has_width(grid.bits)) {
+    refuse("bits", name + " codes have " + widths_text(code) + " bits, found " + std::to_string(grid.bits));
     grid.bits = code.widths.front();
   }
-  if (code.block != 0) {
-    if (check.was_given("group_size") && grid.group_size != code.block) {
-      check.fail("group_size", name + " has one scale for every " + std::to_string(code.block) +
-                                   " inputs: leave 'group_size' or 'code' out");
-    }
+  if (code.block != 0 && grid.group_size != code.block) {
+    refuse("group_size", name + " has one scale for every " + std::to_string(code.block) + " inputs");
     grid.group_size = code.block;
-  } else if (std::find(kGroupSizes.begin(), kGroupSizes.end(), grid.group_size) == kGroupSizes.end()) {
-    grid.group_size = GridOptions{}.group_size;  // an override's code has no blocks, and that of the pass has
+  } else if (code.block == 0 &&
+             std::find(kGroupSizes.begin(), kGroupSizes.end(), grid.group_size) == kGroupSizes.end()) {
+    grid.group_size = GridOptions{}.group_size;  // the pass's code has blocks, and that of the override has none
   }
-  if (code.is_integer()) return;
-  if (!grid.symmetric && check.was_given("symmetric")) {
-    check.fail("symmetric", name + " codes have no zero points: leave 'symmetric' out");
+  if (!code.is_integer() && !grid.symmetric) {
+    refuse("symmetric", name + " codes have no zero points");
+    grid.symmetric = true;
   }
-  grid.symmetric = true;
-  if (grid.per_tensor) {
-    check.fail("per_tensor", name + " codes have scales of groups: leave 'per_tensor' out");
-  }
-}
-
-// Completes what the code of the last override decides. What a later override gives must fit it.
-void settle_code(const std::string& layer, const std::function<int(std::string_view)>& given_at, GridOptions& grid) {
-  const WeightCode& code = *grid.code;
-  const auto settle = [&]<typename T>(std::string_view key, T& value, T fitting) {
-    if (given_at(key) > given_at("code")) {
-      throw std::invalid_argument("layers.override: " + layer + " has " + std::string(code.name) +
-                                  " codes, and a later pattern gives it a '" + std::string(key) +
-                                  "' that these do not have: leave that out, or give 'code: int' with it");
-    }
-    value = fitting;
-  };
-  if (!code.has_width(grid.bits)) settle("bits", grid.bits, code.widths.front());
-  if (code.block != 0 && grid.group_size != code.block) settle("group_size", grid.group_size, code.block);
-  if (std::find(kGroupSizes.begin(), kGroupSizes.end(), grid.group_size) == kGroupSizes.end() && code.block == 0) {
-    grid.group_size = GridOptions{}.group_size;  // the pass's own code has blocks, and this one has none
-  }
-  if (!code.is_integer() && !grid.symmetric) settle("symmetric", grid.symmetric, true);
 }
 
 }  // namespace
 
 template <typename Options>
 void GridPass<Options>::settle(const std::string& layer, const std::function<int(std::string_view)>& given_at) {
-  settle_code(layer, given_at, *static_cast<PassOptions&>(*this).grid());
+  complete_by_code(*static_cast<PassOptions&>(*this).grid(), [&](std::string_view key, const std::string& why) {
+    if (given_at(key) <= given_at("code")) return;
+    throw std::invalid_argument("layers.override: " + layer + ": " + why +
+                                ", and a later pattern than its code's gives '" + std::string(key) +
+                                "': leave that out, or give 'code: int' with it");
+  });
 }
 
 template <typename Options>
@@ -198,7 +178,15 @@ bool GridPass<Options>::is_overridable(std::string_view key) const {
 template <typename Options>
 void GridPass<Options>::check(const PassCheck& check) {
   GridOptions& grid = *static_cast<PassOptions&>(*this).grid();
-  check_code(check, grid);
+  complete_by_code(grid, [&](std::string_view key, const std::string& why) {
+    if (check.was_given(key)) check.fail(key, why + ": leave '" + std::string(key) + "' or 'code' out");
+  });
+  if (!grid.code->is_integer() && grid.per_tensor) {
+    check.fail(check.was_given("per_tensor") ? "per_tensor" : "code",
+               std::string(grid.code->name) +
+                   " codes have scales of groups, and 'per_tensor' asks for one scale: leave "
+                   "one of them out");
+  }
   if (check.was_given("scales") && uses_hessian(grid.scales)) {
     check.require_calibration("scales",
                               std::string(name_of(grid.scales)) + " weighs errors with calibration statistics",

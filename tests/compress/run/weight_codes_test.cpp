@@ -85,7 +85,8 @@ TEST(WeightCodes, OverridesOfOneLayerAreJoinedBeforeTheCodeCompletesThem) {
   for (const char* const later : {"{group_size: 32}", "{bits: 3}", "{symmetric: false}"}) {
     expect_error<std::invalid_argument>(
         [&] { options_of("group_size: 64", "\"*.down_proj\": {code: nvfp4}, \"*.0.*\": " + std::string(later)); },
-        {"layers.override: model.layers.0.mlp.down_proj", "nvfp4 codes", "a later pattern"});
+        {"layers.override: model.layers.0.mlp.down_proj", "nvfp4 has one scale for every 16 inputs",
+         "a later pattern"});
   }
 }
 
