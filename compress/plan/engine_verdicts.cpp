@@ -96,12 +96,7 @@ struct Judgement {
     for (const std::string& reason : container.unread_by(engine, scheme)) against.add(reason);
     const bool rounds_inputs = !scheme.input.is_plain();
     if (engine == Engine::llama_cpp && rounds_inputs) restrictions.add("only weights are read: no input is rounded");
-    // Its decompression makes bfloat16, whatever the model's own type is.
-    const bool is_transformers = engine == Engine::transformers || engine == Engine::transformers_encoders;
-    if (is_transformers && scheme.container == kCompressedTensors && scheme.code != nullptr &&
-        scheme.code->numbers == CodeNumbers::table) {
-      restrictions.add("only with dtype=torch.bfloat16");
-    }
+    for (const std::string& reason : container.read_only(engine, scheme)) restrictions.add(reason);
     // See vLLM's kernels/linear: W8A8 and FP8 have kernels of their own.
     if (engine != Engine::vllm || !scheme.is_integer() || scheme.layout != CodeLayout::packed) return;
     if (!container.runs_on_marlin(scheme)) {
@@ -136,10 +131,6 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const ModelDescrip
       if (std::find(schemes.begin(), schemes.end(), layer.scheme) == schemes.end()) schemes.push_back(layer.scheme);
       const ContainerFormat& container = container_format(layer.scheme.container);
       for (Judgement* const engine : {&transformers, &vllm, &converter}) engine->add(container, layer.scheme);
-      if (!container.needed_package().empty()) {
-        transformers.restrictions.add("only with the package " + std::string(container.needed_package()) +
-                                      " installed");
-      }
     }
   }
   judge_experts(plan, schemes, transformers.against, vllm.against);

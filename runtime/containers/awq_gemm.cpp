@@ -270,7 +270,9 @@ class AwqGemmContainer final : public ContainerFormat {
     return {};
   }
   bool runs_on_marlin(const PackScheme&) const override { return true; }
-  std::string_view needed_package() const override { return "gptqmodel"; }  // transformers 5.17, quantizer_awq.py
+  std::vector<std::string> read_only(Engine engine, const PackScheme&) const override {
+    return only_with_package(engine, "gptqmodel");  // transformers 5.17, quantizer_awq.py
+  }
 
   // The order of columns is not recorded, and zeros are stored for every weight.
   PackScheme adapted(PackScheme wanted) const override {

@@ -208,9 +208,9 @@ class BitsAndBytesContainer final : public ContainerFormat {
     if (engine == Engine::vllm) return {"bitsandbytes is not read any more"};
     return {};
   }
-  std::string_view needed_package() const override {
-    return "bitsandbytes";
-  }  // transformers 5.17, quantizer_bnb_8bit.py
+  std::vector<std::string> read_only(Engine engine, const PackScheme&) const override {
+    return only_with_package(engine, kBitsAndBytes);  // transformers 5.17, quantizer_bnb_8bit.py
+  }
 
   PackScheme adapted(PackScheme wanted) const override {
     wanted.container = kBitsAndBytes;

@@ -229,7 +229,9 @@ class Nf4Container final : public ContainerFormat {
     if (engine == Engine::vllm) return {"bitsandbytes is not read any more"};
     return {};
   }
-  std::string_view needed_package() const override { return kBitsAndBytes; }
+  std::vector<std::string> read_only(Engine engine, const PackScheme&) const override {
+    return only_with_package(engine, kBitsAndBytes);
+  }
 
   PackScheme adapted(PackScheme wanted) const override {
     wanted.container = kBitsAndBytesNf4;

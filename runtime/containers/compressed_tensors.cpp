@@ -480,6 +480,11 @@ class CompressedTensorsContainer final : public ContainerFormat {
     }
     return {};
   }
+  // compressed-tensors expands 4-bit floats to bfloat16, whatever the model's own type is.
+  std::vector<std::string> read_only(Engine engine, const PackScheme& scheme) const override {
+    if (!is_transformers(engine) || !is_fp4(scheme)) return {};
+    return {"only with dtype=torch.bfloat16"};
+  }
   // vLLM's Humming kernels multiply other codes.
   bool runs_on_marlin(const PackScheme& scheme) const override {
     return is_packed(scheme) && (scheme.bits == 4 || (scheme.bits == 8 && scheme.symmetric));

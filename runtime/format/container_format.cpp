@@ -96,6 +96,11 @@ std::vector<std::string> ContainerFormat::unread_by(Engine, const PackScheme&) c
   return {"the container " + std::string(name()) + " is pare's own"};
 }
 
+std::vector<std::string> only_with_package(Engine engine, std::string_view package) {
+  if (!is_transformers(engine)) return {};
+  return {"only with the package " + std::string(package) + " installed"};
+}
+
 bool ContainerFormat::packs(const SparsePattern&) const {
   return false;
 }

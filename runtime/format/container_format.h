@@ -70,8 +70,8 @@ class ContainerFormat {
   // Returns the reasons why that engine does not read modules of that scheme; none: it does. By default only pare reads
   // them.
   virtual std::vector<std::string> unread_by(Engine engine, const PackScheme& scheme) const;
-  // The package that transformers needs to read the container, besides itself and compressed-tensors; empty: none.
-  virtual std::string_view needed_package() const { return {}; }
+  // Returns on which conditions that engine reads them: "only with the package gptqmodel installed".
+  virtual std::vector<std::string> read_only(Engine, const PackScheme&) const { return {}; }
   // True if vLLM multiplies such weights by Marlin; it multiplies others by its Humming kernels alone.
   virtual bool runs_on_marlin(const PackScheme&) const { return false; }
 
@@ -147,6 +147,12 @@ class ContainerFormat {
 };
 
 // --- for implementations ---
+
+inline bool is_transformers(Engine engine) {
+  return engine == Engine::transformers || engine == Engine::transformers_encoders;
+}
+// Returns what read_only() says where transformers needs that package besides itself and compressed-tensors.
+std::vector<std::string> only_with_package(Engine engine, std::string_view package);
 
 // The formats from which transformers reads experts (integrations/compressed_tensors.py: DecompressExperts).
 inline constexpr std::string_view kExpertFormats =

@@ -13,6 +13,7 @@
 #include "tests/compress/recipe/changed_fields.h"
 #include "tests/compress/run_pare.h"
 #include "tests/places.h"
+#include "tests/runtime/engine/tiny_encoder.h"
 
 namespace pare::test {
 namespace {
@@ -319,6 +320,18 @@ TEST(EngineVerdicts, NameThePackagesThatTransformersNeeds) {
   EXPECT_TRUE(int8.loads);
   ASSERT_EQ(int8.reasons.size(), 1u);
   EXPECT_NE(int8.reasons[0].find("bitsandbytes"), std::string::npos);
+}
+
+TEST(EngineVerdicts, FloatsOfFourBitsAreExpandedToBFloat16) {
+  const std::string nvfp4 = "passes:\n  - rtn: {code: nvfp4}\n";
+  expect_loads(nvfp4, {true, true, false});
+  const Checkpoint encoder = Checkpoint::open(tiny_encoder_path());
+  const auto verdicts = judge_encoder_engines(plan_encoder(parse_recipe(nvfp4, "r.yaml"), encoder));
+  for (const EngineVerdict& verdict :
+       {verdict_of("transformers", verdicts_of(nvfp4)), verdict_of("transformers", verdicts)}) {
+    EXPECT_TRUE(verdict.loads);
+    EXPECT_EQ(verdict.reasons, std::vector<std::string>{"only with dtype=torch.bfloat16"});
+  }
 }
 
 TEST(Plan, PassesThatDisagreeWhetherALayerIsFittedAreRefused) {

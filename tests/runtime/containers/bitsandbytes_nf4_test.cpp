@@ -144,6 +144,20 @@ TEST_P(BitsAndBytesNf4Golden, StatesThatDoNotFitAreRefused) {
   }
 }
 
+// The scale of a block of zeros is 0. Stored in 8 bits with an offset, it may come out just below 0.
+TEST_P(BitsAndBytesNf4Golden, ScalesBelowZeroAreThoseOfZeros) {
+  if (GetParam() != "nested") return;
+  state_["nested_offset"] = 0.0;  // half of the scales are then below 0
+  set_state(state_.dump());
+  std::vector<std::byte> codes(parts_["m.weight"].data.size(), std::byte{0x77});  // of 0
+  parts_["m.weight"].data = codes;
+  const QuantizedWeight weight = load().weight;
+  for (const float scale : weight.scales_OG) EXPECT_GE(scale, 0.0f);
+  EXPECT_EQ(dequantize(weight), std::vector<float>(static_cast<size_t>(num_out() * num_in()), 0.0f));
+  std::fill(codes.begin(), codes.end(), std::byte{0x78});
+  expect_error<std::runtime_error>([&] { load(); }, {"'m'", "is negative"});
+}
+
 INSTANTIATE_TEST_SUITE_P(All, BitsAndBytesNf4Golden, testing::Values("plain", "nested"),
                          [](const auto& golden) { return golden.param; });
 
