@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "compress/recipe/pass_options.h"
@@ -82,11 +83,13 @@ TEST(WeightCodes, OverridesOfOneLayerAreJoinedBeforeTheCodeCompletesThem) {
   EXPECT_TRUE(grid.symmetric);
   grid = options_of("code: nvfp4", "\"*.down_proj\": {code: mxfp4}, \"*.0.*\": {code: int}");
   EXPECT_EQ(grid.group_size, GridOptions{}.group_size);
-  for (const char* const later : {"{group_size: 32}", "{bits: 3}", "{symmetric: false}"}) {
+  for (const auto& later :
+       std::map<std::string, std::string>{{"{group_size: 32}", "nvfp4 has one scale for every 16 inputs"},
+                                          {"{bits: 3}", "nvfp4 codes have 4 bits, found 3"},
+                                          {"{symmetric: false}", "nvfp4 codes have no zero points"}}) {
     expect_error<std::invalid_argument>(
-        [&] { options_of("group_size: 64", "\"*.down_proj\": {code: nvfp4}, \"*.0.*\": " + std::string(later)); },
-        {"layers.override: model.layers.0.mlp.down_proj", "nvfp4 has one scale for every 16 inputs",
-         "a later pattern"});
+        [&] { options_of("group_size: 64", "\"*.down_proj\": {code: nvfp4}, \"*.0.*\": " + later.first); },
+        {"layers.override: model.layers.0.mlp.down_proj", later.second, "a later pattern"});
   }
 }
 
