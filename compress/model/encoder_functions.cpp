@@ -4,6 +4,8 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/softmax.h>
 
+#include <algorithm>
+
 #include "compress/model/row_functions_by_ops.h"
 
 namespace pare {
@@ -35,6 +37,17 @@ at::Tensor EncoderFunctions::add_output(Stage stage, const at::Tensor& x_TI, con
   return at::layer_norm(hidden_TD.add(products(stage, x_TI).front()), {model_.hidden_size},
                         find_tensor(weights_, norm.name + ".weight"), find_tensor(weights_, norm.name + ".bias"),
                         static_cast<double>(norm.epsilon));
+}
+
+int64_t EncoderFunctions::forward_bytes(const EncoderDescription& model, int64_t num_tokens) {
+  const int64_t width = model.hidden_size, inner = model.feed_forward_size, scores = model.num_heads * num_tokens;
+  // Queries, keys, values, scores and what is mixed of them, from the scores' softmax and then in the order of tokens.
+  const int64_t attention = 4 * width + scores + std::max(scores, width);
+  // The rounded input, the products and their activation.
+  const int64_t activation = width + 2 * inner;
+  // The rounded input, its product, the sum and the norm with its mean and deviation.
+  const int64_t output = std::max(width, inner) + 3 * width + 2;
+  return num_tokens * std::max({attention, activation, output}) * static_cast<int64_t>(sizeof(float));
 }
 
 }  // namespace pare

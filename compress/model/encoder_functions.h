@@ -31,6 +31,10 @@ class EncoderFunctions {
   // The hidden state after an output stage with the input x_TI.
   at::Tensor add_output(Stage stage, const at::Tensor& x_TI, const at::Tensor& hidden_TD) const;
 
+  // Returns the most bytes that are there at a time while one of these functions works on a text of num_tokens tokens,
+  // without gradients: what it makes, its result included.
+  static int64_t forward_bytes(const EncoderDescription& model, int64_t num_tokens);
+
  private:
   // Products of the stage's linears with its input.
   std::vector<at::Tensor> products(Stage stage, const at::Tensor& x_TI) const;

@@ -404,7 +404,8 @@ Prediction predict_encoder(const RunPlan& plan, const Checkpoint& checkpoint, co
   const int64_t libraries =
       process_bytes(base_bytes, workload.num_threads, std::max(model.hidden_size, model.feed_forward_size));
   const int64_t walk_bytes = libraries + sizes.largest_block * (4 + 1 + 1) + work_bytes +
-                             EncoderWalk::size_bytes(model, workload.calibration_tokens);
+                             EncoderWalk::size_bytes(model, workload.calibration_tokens) +
+                             workload.num_threads * EncoderFunctions::forward_bytes(model, workload.longest_text);
   int64_t num_evaluated = 0;  // texts, of each model
   double evaluating_seconds = 0.0;
   for (const EvaluationExtent& evaluation : workload.evaluations) {

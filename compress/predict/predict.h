@@ -37,6 +37,7 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
 
 struct EncoderWorkload {
   int64_t calibration_tokens = 0;  // 0: none
+  int64_t longest_text = 0;        // of those texts, in tokens
   std::vector<EvaluationExtent> evaluations = {};
   int num_threads = 1;
 };

@@ -42,7 +42,12 @@ class EncoderKind : public ModelKind {
                      const RunLimits& limits) const override {
     EncoderWorkload workload;
     workload.num_threads = limits.num_threads;
-    if (data.texts) workload.calibration_tokens = count_tokens(*data.texts);
+    if (data.texts) {
+      workload.calibration_tokens = count_tokens(*data.texts);
+      for (const std::vector<int32_t>& ids : *data.texts) {
+        workload.longest_text = std::max(workload.longest_text, static_cast<int64_t>(ids.size()));
+      }
+    }
     workload.evaluations = evaluation_extents(recipe, data);
     return predict_encoder(plan, checkpoint_, workload, limits.held_bytes, limits.max_memory_bytes, limits.matmul_rate);
   }
