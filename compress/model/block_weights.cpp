@@ -65,12 +65,13 @@ at::Tensor read_gain(const Checkpoint& checkpoint, const NormDescription& norm) 
   return float_tensor(checkpoint.norm_gain(norm));
 }
 
-void read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, at::ScalarType compute,
-                 NamedTensors& tensors) {
-  const LinearWeights weights = checkpoint.linear(linear);
+LinearWeights read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, at::ScalarType compute,
+                          NamedTensors& tensors) {
+  LinearWeights weights = checkpoint.linear(linear);
   tensors[linear.name + ".weight"] = dense_values(weights).to(compute);
   if (linear.has_bias) tensors[linear.name + ".bias"] = float_tensor(weights.bias_O).to(compute);
   checkpoint.drop_pages(linear);
+  return weights;
 }
 
 at::ScalarType held_type(const LinearWeights& linear, at::ScalarType compute, at::Device device) {
@@ -78,10 +79,15 @@ at::ScalarType held_type(const LinearWeights& linear, at::ScalarType compute, at
   return dense == nullptr ? compute : held_type(dense->dtype, compute, device);
 }
 
-NamedTensors read_block(const Checkpoint& checkpoint, int64_t index, at::ScalarType compute) {
+NamedTensors read_block(const Checkpoint& checkpoint, int64_t index, at::ScalarType compute, HeldWeights held,
+                        at::Device device) {
   const BlockDescription& block = checkpoint.description().blocks.at(static_cast<size_t>(index));
   NamedTensors tensors;
-  for (const LinearDescription& linear : linears_of(block)) read_linear(checkpoint, linear, compute, tensors);
+  for (const LinearDescription& linear : linears_of(block)) {
+    const LinearWeights weights = read_linear(checkpoint, linear, compute, tensors);
+    at::Tensor& weight_OI = tensors.find(linear.name + ".weight")->second;
+    if (held == HeldWeights::narrow) weight_OI = weight_OI.to(held_type(weights, compute, device));
+  }
   for (const NormDescription& norm : norms_of(block)) tensors[norm.name + ".weight"] = read_gain(checkpoint, norm);
   return tensors;
 }
@@ -89,8 +95,8 @@ NamedTensors read_block(const Checkpoint& checkpoint, int64_t index, at::ScalarT
 InputFormats read_input_formats(const Checkpoint& checkpoint) {
   InputFormats formats;
   for (const LinearDescription& linear : block_linears(checkpoint.description())) {
-    InputFormat format = checkpoint.linear(linear).input;
-    if (!format.is_plain()) formats.emplace(linear.name, std::move(format));
+    const std::optional<PackScheme> scheme = checkpoint.stored_scheme(linear);
+    if (scheme && !scheme->input.is_plain()) formats.emplace(linear.name, checkpoint.linear(linear).input);
   }
   return formats;
 }

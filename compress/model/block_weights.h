@@ -38,14 +38,19 @@ at::Tensor float_tensor(std::span<const float> values);
 // A linear's weight as its file holds it, decoded: float32 [O, I].
 at::Tensor dense_values(const LinearWeights& linear);
 
+// How the linears of blocks are held. narrow: on a CPU in the file's type where it is narrower and has the same values
+// (held_type). widened: in the compute type, for many products of few rows.
+enum class HeldWeights { narrow, widened };
+
 // Read weights of the checkpoint as they are multiplied, without gradients: of linears and embedding in the type
 // `compute`, of norms in float32. `index` is a block's. They throw what Checkpoint throws.
-NamedTensors read_block(const Checkpoint& checkpoint, int64_t index, at::ScalarType compute);
+NamedTensors read_block(const Checkpoint& checkpoint, int64_t index, at::ScalarType compute,
+                        HeldWeights held = HeldWeights::widened, at::Device device = at::kCPU);
 at::Tensor read_table(const Checkpoint& checkpoint, const LinearDescription& table, at::ScalarType compute);
 at::Tensor read_gain(const Checkpoint& checkpoint, const NormDescription& norm);
-// Adds the linear's ".weight" and, where it has one, its ".bias".
-void read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, at::ScalarType compute,
-                 NamedTensors& tensors);
+// Adds the linear's ".weight" and, where it has one, its ".bias". Returns what was read, whose pages may be gone.
+LinearWeights read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, at::ScalarType compute,
+                          NamedTensors& tensors);
 // held_type of a linear, whose codes are decoded in the type `compute`.
 at::ScalarType held_type(const LinearWeights& linear, at::ScalarType compute, at::Device device);
 // The formats of the inputs of all blocks' linears that are rounded.

@@ -24,13 +24,8 @@ FrozenModel read_frozen(const Checkpoint& checkpoint, const DecoderFunctions& fu
       model.tied_head ? frozen.embedding_VD : read_table(checkpoint, checkpoint.head(), compute).to(device);
   frozen.gain_D = read_gain(checkpoint, model.final_norm).to(device);
   for (size_t b = 0; b < model.blocks.size(); ++b) {
-    NamedTensors& tensors = frozen.blocks.emplace_back(read_block(checkpoint, static_cast<int64_t>(b), compute));
-    for (auto& [name, tensor] : tensors) tensor = tensor.to(device);
-    if (held == HeldWeights::widened) continue;
-    for (const LinearDescription& linear : linears_of(model.blocks[b])) {
-      at::Tensor& weight_OI = tensors.find(linear.name + ".weight")->second;
-      weight_OI = weight_OI.to(held_type(checkpoint.linear(linear), compute, device));
-    }
+    frozen.blocks.push_back(read_block(checkpoint, static_cast<int64_t>(b), compute, held, device));
+    for (auto& [name, tensor] : frozen.blocks.back()) tensor = tensor.to(device);
   }
   return frozen;
 }

@@ -26,9 +26,6 @@ struct FrozenModel {
   // float32 [R, V].
   at::Tensor logits(const at::Tensor& normalized_RD) const { return functions->logits(head_VD, normalized_RD); }
 };
-// How the linears of blocks are held. narrow: on a CPU in the file's type where it is narrower and has the same values
-// (held_type). widened: in the compute type, for many products of few rows.
-enum class HeldWeights { narrow, widened };
 // On the device of `functions`, which must outlive it.
 FrozenModel read_frozen(const Checkpoint& checkpoint, const DecoderFunctions& functions, HeldWeights held);
 

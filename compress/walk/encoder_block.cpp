@@ -16,10 +16,8 @@ EncoderBlock::EncoderBlock(const Checkpoint& checkpoint, int64_t index)
   }
   for (const Stage stage : kStages) {
     for (const LinearDescription& linear : layers(stage)) {
-      read_linear(checkpoint, linear, at::kFloat, tensors_);
-      if (InputFormat format = checkpoint.linear(linear).input; !format.is_plain()) {
-        input_formats_.emplace(linear.name, std::move(format));
-      }
+      const LinearWeights weights = read_linear(checkpoint, linear, at::kFloat, tensors_);
+      if (!weights.input.is_plain()) input_formats_.emplace(linear.name, weights.input);
     }
   }
 }
