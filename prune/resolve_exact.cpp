@@ -19,9 +19,11 @@ constexpr double kSmallestReciprocalCondition = 1e-13;
 
 // Returns the x of smallest |x| that minimizes |M x - b|.
 Eigen::VectorXd solve(const Eigen::MatrixXd& matrix, const Eigen::VectorXd& right) {
-  const Eigen::LLT<Eigen::MatrixXd> cholesky(matrix);
-  if (cholesky.info() == Eigen::Success && cholesky.rcond() > kSmallestReciprocalCondition) {
-    return cholesky.solve(right);
+  {
+    const Eigen::LLT<Eigen::MatrixXd> cholesky(matrix);
+    if (cholesky.info() == Eigen::Success && cholesky.rcond() > kSmallestReciprocalCondition) {
+      return cholesky.solve(right);
+    }
   }
   return Eigen::CompleteOrthogonalDecomposition<Eigen::MatrixXd>(matrix).solve(right);
 }

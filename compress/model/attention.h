@@ -8,7 +8,7 @@
 
 namespace pare {
 
-// A kind of activation that is rounded wherever a block has it, row by row. Its format rounds each row by itself.
+// A kind of activation that is rounded wherever the model has it. Its format rounds each row by itself.
 struct RoundedSite {
   ActivationSite site = ActivationSite::embedding_sum;
   InputFormat format;

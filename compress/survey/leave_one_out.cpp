@@ -52,7 +52,7 @@ class ChangedStage {
 }  // namespace
 
 LeaveOneOut::LeaveOneOut(const Checkpoint& checkpoint, const ScoredWindows& data, Backend& backend,
-                         size_t num_travellers, std::vector<SiteChange> sites)
+                         size_t num_travellers, std::vector<RoundedSite> sites)
     : checkpoint_(checkpoint),
       model_(checkpoint.description()),
       data_(data),
@@ -182,7 +182,7 @@ void LeaveOneOut::advance(std::span<const std::vector<StageChange>> changes) {
     forward(block_, {&travellers_[i], 1});
   }
   for (size_t i = 0; i < sites_.size(); ++i) {
-    block_.round_site(sites_[i].site, sites_[i].format);
+    block_.round_site(sites_[i]);
     forward(block_, {&travellers_[first_site + i], 1});
     block_.round_no_site();
   }

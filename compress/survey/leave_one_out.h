@@ -26,12 +26,6 @@ struct StageChange {
   InputFormat input = {};
 };
 
-// One kind of activation, rounded wherever the model has it.
-struct SiteChange {
-  ActivationSite site = ActivationSite::embedding_sum;
-  InputFormat format;
-};
-
 // The losses by window: means over its predictions, in nats.
 struct WindowLosses {
   std::vector<double> increase;  // increase of the negative log likelihood over the unchanged model's
@@ -46,7 +40,7 @@ class LeaveOneOut {
   // Throws std::invalid_argument for ids outside the vocabulary or windows beyond the context, and std::runtime_error
   // for a loss that is not finite.
   LeaveOneOut(const Checkpoint& checkpoint, const ScoredWindows& data, Backend& backend, size_t num_travellers = 0,
-              std::vector<SiteChange> sites = {});
+              std::vector<RoundedSite> sites = {});
 
   // Returns the losses of the model with each of the changes alone, all in the block before which the windows stand.
   // Throws Interrupted between blocks.
@@ -88,7 +82,7 @@ class LeaveOneOut {
   DecoderBlock block_;
   at::Tensor final_gain_D_;
   std::unique_ptr<PackedLinear> head_;
-  std::vector<SiteChange> sites_;
+  std::vector<RoundedSite> sites_;
   at::Tensor hidden_NTD_;               // before block_
   std::vector<at::Tensor> travellers_;  // before block_ as well
   Buffer<float> reference_, changed_;   // final hidden states [N * T, D]

@@ -140,8 +140,8 @@ std::vector<RoundedPart> measured_parts(const RunPlan& plan, const SurveyOptions
   return {RoundedPart::weights};
 }
 
-std::vector<SiteChange> measured_sites(const SurveyOptions& options) {
-  std::vector<SiteChange> sites;
+std::vector<RoundedSite> measured_sites(const SurveyOptions& options) {
+  std::vector<RoundedSite> sites;
   if (options.sites.is_plain()) return sites;
   for (const ActivationSite site : kActivationSites) sites.push_back({site, options.sites});
   return sites;
@@ -247,12 +247,12 @@ class SurveyTask : public BlockTask {
   }
 
   // Takes the losses after the last block: those of the groups of patterns, then those of the sites.
-  void arrive(const std::vector<SiteChange>& sites) {
+  void arrive(const std::vector<RoundedSite>& sites) {
     const std::vector<WindowLosses> losses = measurement_.arrived();
     for (PatternGroups& part : patterns_) {
       for (SurveyedGroup& group : part.groups()) survey_.groups.push_back(std::move(group));
     }
-    for (const SiteChange& change : sites) {
+    for (const RoundedSite& change : sites) {
       SurveyedGroup& group = survey_.groups.emplace_back();
       group.name = site_name(change.site);
       group.part = RoundedPart::activations;
@@ -352,7 +352,7 @@ double predict_error(const at::Tensor& weight_OI, const at::Tensor& hessian_II, 
 
 Survey survey_model(const Checkpoint& checkpoint, const RunPlan& plan, ModelWalk& walk, const ScoredWindows& windows,
                     const SurveyOptions& options, int num_threads, Progress& progress) {
-  const std::vector<SiteChange> sites = measured_sites(options);
+  const std::vector<RoundedSite> sites = measured_sites(options);
   const std::unique_ptr<Backend> backend = make_backend({.num_threads = num_threads});
   const size_t num_travellers = options.patterns.size() * measured_parts(plan, options).size();
   LeaveOneOut leave_one_out(checkpoint, windows, *backend, num_travellers, sites);

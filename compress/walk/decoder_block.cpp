@@ -36,13 +36,13 @@ void DecoderBlock::set_bias(Stage stage, size_t index, std::span<const float> bi
   tensors_.insert_or_assign(layers(stage).at(index).name + ".bias", float_tensor(bias_O));
 }
 
-void DecoderBlock::round_site(ActivationSite site, const InputFormat& format) {
-  if (!format.is_rowwise() || format.has_outliers()) {
-    throw std::invalid_argument(std::string(site_name(site)) +
+void DecoderBlock::round_site(const RoundedSite& site) {
+  if (!site.format.is_rowwise() || site.format.has_outliers()) {
+    throw std::invalid_argument(std::string(site_name(site.site)) +
                                 ": expected a format that rounds each row by itself, found " +
-                                input_format_name(format));
+                                input_format_name(site.format));
   }
-  rounded_site_.emplace(RoundedSite{site, format});
+  rounded_site_ = site;
 }
 
 BlockFunctions DecoderBlock::functions() const {

@@ -34,7 +34,7 @@ class DecoderBlock : public Block {
 
   // From now on the site's rows are rounded so (BlockFunctions). Throws std::invalid_argument for a format whose rows
   // are not rounded each by itself.
-  void round_site(ActivationSite site, const InputFormat& format);
+  void round_site(const RoundedSite& site);
   void round_no_site() { rounded_site_.reset(); }
 
   // Its functions, on hidden states [T, D] with the weights and formats that it has by then.

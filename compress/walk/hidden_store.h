@@ -34,8 +34,6 @@ class HiddenStore {
   // Those windows will not be touched soon: spilled pages leave the resident set (memory ones stay).
   void release(int64_t first, int64_t count, int64_t width) const;
 
-  bool is_spilled() const { return spilled_; }
-
  private:
   float* data_ = nullptr;
   int64_t size_bytes_ = 0;

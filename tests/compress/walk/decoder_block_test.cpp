@@ -179,7 +179,7 @@ TEST(DecoderBlock, TheResidualSumIsRoundedBehindDenseBlocksAndMixtures) {
       embed(checkpoint.linear(checkpoint.embedding()), model.embedding_scale, windows.window(0),
             hidden_TD.data_ptr<float>());
       DecoderBlock block(checkpoint, 0, windows.num_tokens);
-      if (rounds) block.round_site(ActivationSite::residual_sum, format);
+      if (rounds) block.round_site({ActivationSite::residual_sum, format});
       block.forward(hidden_TD);
       const float* hidden = hidden_TD.const_data_ptr<float>();
       return std::vector<float>(hidden, hidden + hidden_TD.numel());
