@@ -99,8 +99,8 @@ at::Tensor BlockFunctions::norm(const NormDescription& norm, const at::Tensor& x
   return rms_norm_rows(x, find_tensor(weights_, norm.name + ".weight"), norm.epsilon, out);
 }
 
-at::Tensor BlockFunctions::rounded(ActivationSite site, const at::Tensor& x) const {
-  return site_ != nullptr && site_->site == site ? round_input(x, &site_->format) : x;
+const InputFormat* BlockFunctions::format_of(ActivationSite site) const {
+  return site_ != nullptr && site_->site == site ? &site_->format : nullptr;
 }
 
 StageInput BlockFunctions::normalized(Stage stage, const at::Tensor& hidden) const {
@@ -153,7 +153,8 @@ at::Tensor BlockFunctions::attention(const at::Tensor& hidden, KeyValues* earlie
   const int64_t num_earlier = earlier != nullptr && earlier->keys_BGTK.defined() ? earlier->keys_BGTK.size(2) : 0;
   const RotaryAngles angles = angles_.positions(num_earlier, num_tokens);
   q_BTHK = rotate_heads(q_BTHK, angles);
-  at::Tensor k_BGTK = rotate_heads(k_BTGK, angles).transpose(1, 2);
+  k_BTGK = rotate_heads(k_BTGK, angles);
+  at::Tensor k_BGTK = k_BTGK.transpose(1, 2);
   at::Tensor v_BGTK = v_BTGK.transpose(1, 2);
   if (earlier != nullptr) {
     if (num_earlier > 0) {
@@ -178,13 +179,24 @@ at::Tensor BlockFunctions::output(Stage stage, const StageInput& input) const {
   return stage_product(input, input_format_of(formats_, linear), operands_of(weights_, linear));
 }
 
-at::Tensor BlockFunctions::add(Stage stage, const at::Tensor& output, const at::Tensor& hidden) const {
+// What an output stage adds to the hidden state.
+at::Tensor BlockFunctions::added(Stage stage, const at::Tensor& output) const {
   const bool is_attention = stage.kind == Stage::attention_output;
   const std::optional<NormDescription>& post =
       is_attention ? block_.post_attention_norm : block_.post_feed_forward_norm;
   const at::Tensor delta = post ? norm(*post, output, at::kFloat) : output;
-  return is_attention ? hidden.add(rounded(ActivationSite::attention_output, delta))
-                      : rounded(ActivationSite::residual_sum, hidden.add(delta));
+  return is_attention ? round_input(delta, format_of(ActivationSite::attention_output)) : delta;
+}
+
+at::Tensor BlockFunctions::add(Stage stage, const at::Tensor& output, const at::Tensor& hidden) const {
+  const at::Tensor sum = hidden.add(added(stage, output));
+  return stage.kind == Stage::attention_output ? sum : round_made(sum, format_of(ActivationSite::residual_sum));
+}
+
+void BlockFunctions::add_to(Stage stage, const at::Tensor& output, at::Tensor& hidden) const {
+  hidden.add_(added(stage, output));
+  const InputFormat* const format = format_of(ActivationSite::residual_sum);
+  if (format != nullptr && stage.kind != Stage::attention_output) hidden.copy_(round_made(hidden, format));
 }
 
 TokenRouting BlockFunctions::route(const at::Tensor& x_RD) const {
@@ -210,24 +222,34 @@ at::Tensor BlockFunctions::mixture(const at::Tensor& x) const {
   return sum_RD.view(x.sizes());
 }
 
+// The output of the feed-forward layer, or of all experts.
+at::Tensor BlockFunctions::feed_forward(const at::Tensor& hidden) const {
+  const StageInput x = normalized(Stage::feed_forward_input, hidden);
+  return block_.is_mixture() ? mixture(x.value()) : output(Stage::feed_forward_output, activation(Stage::kNoExpert, x));
+}
+
 at::Tensor BlockFunctions::forward(const at::Tensor& hidden, KeyValues* earlier, const DocumentStarts& starts) const {
   const Stage mixes = Stage::attention_output;
   const at::Tensor attended = add(mixes, output(mixes, StageInput::plain(attention(hidden, earlier, starts))), hidden);
-  const StageInput x = normalized(Stage::feed_forward_input, attended);
-  return add(
-      Stage::feed_forward_output,
-      block_.is_mixture() ? mixture(x.value()) : output(Stage::feed_forward_output, activation(Stage::kNoExpert, x)),
-      attended);
+  return add(Stage::feed_forward_output, feed_forward(attended), attended);
+}
+
+void BlockFunctions::pass(at::Tensor& hidden) const {
+  const Stage mixes = Stage::attention_output;
+  add_to(mixes, output(mixes, StageInput::plain(attention(hidden))), hidden);
+  add_to(Stage::feed_forward_output, feed_forward(hidden), hidden);
 }
 
 int64_t BlockFunctions::forward_bytes(const ModelDescription& model, int64_t num_tokens) {
+  const int64_t width = model.hidden_size, inner = model.feed_forward_size;
   const int64_t queries = model.num_heads * model.head_size, keys = model.num_kv_heads * model.head_size;
-  // Products, queries and keys after their rotation, and what attention makes.
-  const int64_t attention = model.hidden_size + 3 * queries + 3 * keys;
-  // The norm, gate, up and their product, and the output. A mixture's rows and sum are no more than a dense block's.
-  const int64_t feed_forward = 3 * model.hidden_size + 3 * model.feed_forward_size;
-  return num_tokens * (2 * model.hidden_size + std::max(attention, feed_forward)) *
-             static_cast<int64_t>(sizeof(float)) +
+  // The norm, queries, keys and values; queries and keys behind their norms and their rotation, and what they mix.
+  const int64_t attention = std::max(width + queries + 2 * keys, 3 * queries + 3 * keys);
+  // What is mixed as it came and rounded, the output and what the norm behind it makes.
+  const int64_t attended = 2 * queries + 2 * width;
+  // Gate, up and their product, and of the rows: a mixture's norm, its sum, an expert's rows, its output and its share.
+  const int64_t feed_forward = 3 * inner + (model.has_mixture() ? 5 : 2) * width;
+  return num_tokens * std::max({attention, attended, feed_forward}) * static_cast<int64_t>(sizeof(float)) +
          query_block_bytes(model.num_heads / model.num_kv_heads, model.head_size, num_tokens);
 }
 

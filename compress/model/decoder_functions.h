@@ -104,6 +104,8 @@ class BlockFunctions {
   at::Tensor output(Stage stage, const StageInput& input) const;
   // The hidden state with the output of a stage (of a mixture the sum) added to it, behind the norm that may follow it.
   at::Tensor add(Stage stage, const at::Tensor& output, const at::Tensor& hidden) const;
+  // Adds it in place, without gradients.
+  void add_to(Stage stage, const at::Tensor& output, at::Tensor& hidden) const;
 
   // Routes normalized hidden states [R, D].
   TokenRouting route(const at::Tensor& x_RD) const;
@@ -114,14 +116,18 @@ class BlockFunctions {
 
   // All of it. Throws std::invalid_argument for a tensor that is missing.
   at::Tensor forward(const at::Tensor& hidden, KeyValues* earlier = nullptr, const DocumentStarts& starts = {}) const;
+  // The same in place, without gradients.
+  void pass(at::Tensor& hidden) const;
 
-  // Returns the most bytes that are there at a time while num_tokens go through a block without gradients, in float32
-  // and by blocks of queries, beside the block and its hidden states.
+  // Returns the most bytes that are there at a time while num_tokens go through a block in place or stage by stage, in
+  // float32 and by blocks of queries, beside the block, its hidden states and the inputs of its stages.
   static int64_t forward_bytes(const ModelDescription& model, int64_t num_tokens);
 
  private:
   at::Tensor norm(const NormDescription& norm, const at::Tensor& x, at::ScalarType out) const;
-  at::Tensor rounded(ActivationSite site, const at::Tensor& x) const;
+  const InputFormat* format_of(ActivationSite site) const;
+  at::Tensor added(Stage stage, const at::Tensor& output) const;
+  at::Tensor feed_forward(const at::Tensor& hidden) const;
   // Queries, keys and values before their rotation, [B, T, H K].
   at::Tensor attend_documents(const at::Tensor& q_BTHK, const at::Tensor& k_BTGK, const at::Tensor& v_BTGK,
                               const DocumentStarts& starts) const;

@@ -131,18 +131,23 @@ void norm_rows_backward(const X* x, const float* gain, const Y* dy, double epsil
   });
 }
 
+// All contiguous.
+void norm_rows(const at::Tensor& x, const at::Tensor& gain_D, double epsilon, const at::Tensor& out) {
+  const int64_t width = x.size(-1);
+  for_type(x.scalar_type(), [&](auto x_type) {
+    for_type(out.scalar_type(), [&](auto y_type) {
+      norm_rows(x.const_data_ptr<Element<decltype(x_type)>>(), gain_D.const_data_ptr<float>(), epsilon,
+                x.numel() / width, width, out.data_ptr<Element<decltype(y_type)>>());
+    });
+  });
+}
+
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& gain_D, double epsilon,
                             at::ScalarType out_type) {
     const at::Tensor rows = x.contiguous();
-    const int64_t width = rows.size(-1);
     at::Tensor out = at::empty(rows.sizes(), rows.options().dtype(out_type));
-    for_type(rows.scalar_type(), [&](auto x_type) {
-      for_type(out_type, [&](auto y_type) {
-        norm_rows(rows.const_data_ptr<Element<decltype(x_type)>>(), gain_D.const_data_ptr<float>(), epsilon,
-                  rows.numel() / width, width, out.data_ptr<Element<decltype(y_type)>>());
-      });
-    });
+    norm_rows(rows, gain_D, epsilon, out);
     context->save_for_backward({rows, gain_D});
     context->saved_data["epsilon"] = epsilon;
     return out;
@@ -228,9 +233,9 @@ const char* gelu_form(Activation activation) {
   return activation == Activation::gelu ? "none" : "tanh";
 }
 
-at::Tensor activated(const at::Tensor& gate, Activation activation) {
-  const at::Tensor x = flat(gate);
-  const at::Tensor y = at::empty_like(x);
+// out: contiguous, and may be the gate itself.
+void activate(const at::Tensor& gate, Activation activation, const at::Tensor& out) {
+  const at::Tensor x = flat(gate), y = out.view({-1});
   in_parts(x.numel(), [&](int64_t first, int64_t count) {
     at::Tensor part = y.narrow(0, first, count);
     if (activation == Activation::silu) {
@@ -239,7 +244,12 @@ at::Tensor activated(const at::Tensor& gate, Activation activation) {
       at::gelu_out(part, x.narrow(0, first, count), gelu_form(activation));
     }
   });
-  return y.view(gate.sizes());
+}
+
+at::Tensor activated(const at::Tensor& gate, Activation activation) {
+  at::Tensor y = at::empty(gate.sizes(), gate.options());
+  activate(gate, activation, y);
+  return y;
 }
 
 at::Tensor activation_gradient(const at::Tensor& gradient, const at::Tensor& gate, Activation activation) {
@@ -257,16 +267,22 @@ at::Tensor activation_gradient(const at::Tensor& gradient, const at::Tensor& gat
   return dx.view(gate.sizes());
 }
 
+// in_place: x may be overwritten.
+at::Tensor rounded_rows(const at::Tensor& x, const InputFormat& format, bool in_place) {
+  at::Tensor rounded = x.to(at::kCPU, at::kFloat).contiguous();  // as the runtime's CPU kernels round
+  if (!in_place && rounded.is_alias_of(x)) rounded = rounded.clone();
+  const int64_t width = rounded.size(-1);
+  const int64_t num_sequences = rounded.dim() == 3 ? rounded.size(0) : 1;
+  const int64_t size = rounded.numel() / num_sequences;
+  for (int64_t n = 0; n < num_sequences; ++n) {
+    fake_quantize(format, {rounded.data_ptr<float>() + n * size, static_cast<size_t>(size)}, width);
+  }
+  return rounded.to(x.device(), x.scalar_type());
+}
+
 struct RoundInput : torch::autograd::Function<RoundInput> {
   static at::Tensor forward(AutogradContext*, const at::Tensor& x, const InputFormat* format) {
-    at::Tensor rounded = x.to(at::kCPU, at::kFloat).contiguous().clone();  // as the runtime's CPU kernels round
-    const int64_t width = rounded.size(-1);
-    const int64_t num_sequences = rounded.dim() == 3 ? rounded.size(0) : 1;
-    const int64_t size = rounded.numel() / num_sequences;
-    for (int64_t n = 0; n < num_sequences; ++n) {
-      fake_quantize(*format, {rounded.data_ptr<float>() + n * size, static_cast<size_t>(size)}, width);
-    }
-    return rounded.to(x.device(), x.scalar_type());
+    return rounded_rows(x, *format, /*in_place=*/false);
   }
   static variable_list backward(AutogradContext*, const variable_list& gradients) { return {gradients[0], {}}; }
 };
@@ -310,7 +326,9 @@ bool has_row_kernels(const at::Tensor& x) {
   return x.is_cpu();
 }
 
-at::Tensor rms_norm_rows(const at::Tensor& x_RD, const at::Tensor& gain_D, double epsilon, at::ScalarType out) {
+namespace {
+
+void check_norm(const at::Tensor& x_RD, const at::Tensor& gain_D, at::ScalarType out) {
   check_numbers(x_RD, "rms_norm_rows");
   if (!gain_D.defined() || gain_D.scalar_type() != at::kFloat || gain_D.dim() != 1 || x_RD.dim() < 1 ||
       gain_D.size(0) != x_RD.size(-1) || (out != at::kFloat && out != at::kBFloat16)) {
@@ -319,8 +337,19 @@ at::Tensor rms_norm_rows(const at::Tensor& x_RD, const at::Tensor& gain_D, doubl
         "found x " +
         shape_text(x_RD) + ", gain " + (gain_D.defined() ? gain_D.toString() + " " + shape_text(gain_D) : "none"));
   }
+}
+
+}  // namespace
+
+at::Tensor rms_norm_rows(const at::Tensor& x_RD, const at::Tensor& gain_D, double epsilon, at::ScalarType out) {
+  check_norm(x_RD, gain_D, out);
   if (!has_row_kernels(x_RD)) return rms_norm_rows_by_ops(x_RD, gain_D, epsilon, out);
   return RmsNorm::apply(x_RD, gain_D.contiguous(), epsilon, out);
+}
+
+void rms_norm_rows_to(const at::Tensor& x_RD, const at::Tensor& gain_D, double epsilon, at::Tensor& out_RD) {
+  check_norm(x_RD, gain_D, out_RD.scalar_type());
+  norm_rows(x_RD.contiguous(), gain_D.contiguous(), epsilon, out_RD);
 }
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_rows_backward(const at::Tensor& x_RD, const at::Tensor& gain_D,
@@ -363,10 +392,22 @@ at::Tensor round_input(const at::Tensor& x, const InputFormat* format) {
   return format == nullptr ? x : RoundInput::apply(x, format);
 }
 
+at::Tensor round_made(const at::Tensor& x, const InputFormat* format) {
+  if (format == nullptr || x.requires_grad()) return round_input(x, format);
+  return rounded_rows(x, *format, /*in_place=*/true);
+}
+
 at::Tensor gated_activation(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation) {
   check_gates(gate_RF, up_RF);
   if (!has_row_kernels(gate_RF)) return gated_activation_by_ops(gate_RF, up_RF, activation);
   return activated(gate_RF, activation).mul_(up_RF);
+}
+
+void gated_activation_to(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation,
+                         at::Tensor& out_RF) {
+  check_gates(gate_RF, up_RF);
+  activate(gate_RF, activation, out_RF);
+  out_RF.mul_(up_RF);
 }
 
 std::tuple<at::Tensor, at::Tensor> gated_activation_backward(const at::Tensor& gate_RF, const at::Tensor& up_RF,

@@ -24,6 +24,8 @@ bool has_row_kernels(const at::Tensor& x);
 // x_RD [..., D] float32 or bfloat16, gain_D [D] float32; the result has x's shape and the type `out`. The gain's
 // gradient is float32. Throws std::invalid_argument for other shapes and types.
 at::Tensor rms_norm_rows(const at::Tensor& x_RD, const at::Tensor& gain_D, double epsilon, at::ScalarType out);
+// Writes it to out_RD, contiguous, of x's shape; without gradients, on a CPU.
+void rms_norm_rows_to(const at::Tensor& x_RD, const at::Tensor& gain_D, double epsilon, at::Tensor& out_RD);
 
 // Returns its gradients by x (x's type) and by the gain (float32), of dy with the result's shape and type. On a CPU.
 std::tuple<at::Tensor, at::Tensor> rms_norm_rows_backward(const at::Tensor& x_RD, const at::Tensor& gain_D,
@@ -44,10 +46,14 @@ at::Tensor rotate_heads(const at::Tensor& x_BTHK, const RotaryAngles& angles);
 // x rounded as the runtime rounds it, each sequence of [B, T, I] by itself; gradients pass straight through. format:
 // null for x itself.
 at::Tensor round_input(const at::Tensor& x, const InputFormat* format);
+// The same of an x that nobody else reads: where it has no gradients, the result may take its memory.
+at::Tensor round_made(const at::Tensor& x, const InputFormat* format);
 
 // activation(gate) * up of gate and up [..., F] of one type and shape. On a CPU the result has no gradients, which
 // gated_activation_backward makes. Throws std::invalid_argument as above.
 at::Tensor gated_activation(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation);
+// Writes it to out_RF, contiguous, of their shape and type; on a CPU.
+void gated_activation_to(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation, at::Tensor& out_RF);
 // Returns the gradients by gate and by up of dy with the result's shape and type. On a CPU.
 std::tuple<at::Tensor, at::Tensor> gated_activation_backward(const at::Tensor& gate_RF, const at::Tensor& up_RF,
                                                              Activation activation, const at::Tensor& dy_RF);

@@ -8,7 +8,6 @@
 
 #include <optional>
 #include <stdexcept>
-#include <string>
 #include <tuple>
 #include <utility>
 
@@ -42,7 +41,7 @@ struct StageProducts : torch::autograd::Function<StageProducts> {
     StageInput input = call.input;
     input.first = first;
     input.second = second;
-    return round_input(input.value(), call.format);
+    return input.value(call.format);
   }
 
   // operands: the weights of all linears, then the biases of those that have one.
@@ -125,10 +124,21 @@ StageInput StageInput::gated(const at::Tensor& gate, const at::Tensor& up, Activ
   return {.kind = Kind::gated, .first = gate, .second = up, .activation = activation, .type = gate.scalar_type()};
 }
 
-at::Tensor StageInput::value() const {
-  if (kind == Kind::norm) return rms_norm_rows(first, second, epsilon, type);
-  if (kind == Kind::gated) return gated_activation(first, second, activation);
-  return first;
+at::Tensor StageInput::value(const InputFormat* format) const {
+  if (kind == Kind::plain) return round_input(first, format);
+  return round_made(
+      kind == Kind::norm ? rms_norm_rows(first, second, epsilon, type) : gated_activation(first, second, activation),
+      format);
+}
+
+void StageInput::write(at::Tensor& out) const {
+  if (kind == Kind::plain || !has_row_kernels(first)) {
+    out.copy_(value());
+  } else if (kind == Kind::norm) {
+    rms_norm_rows_to(first, second, epsilon, out);
+  } else {
+    gated_activation_to(first, second, activation, out);
+  }
 }
 
 std::vector<at::Tensor> stage_products(const StageInput& input, const InputFormat* format,
@@ -153,7 +163,7 @@ std::vector<at::Tensor> stage_products(const StageInput& input, const InputForma
     operands.push_back(weight_OI);
   }
   if (!at::GradMode::is_enabled() || !has_row_kernels(input.first)) {
-    const at::Tensor x = round_input(input.value(), format);
+    const at::Tensor x = input.value(format);
     std::vector<at::Tensor> outputs;
     for (const LinearOperands& linear : linears) {
       outputs.push_back(at::linear(x, linear.weight_OI.to(input.type), given(linear.bias_O)));

@@ -27,8 +27,10 @@ struct StageInput {
   // activation(gate) * up.
   static StageInput gated(const at::Tensor& gate, const at::Tensor& up, Activation activation);
 
-  // The input. On a CPU without gradients.
-  at::Tensor value() const;
+  // The input, rounded as `format` says; null: not rounded. On a CPU without gradients of a gated one.
+  at::Tensor value(const InputFormat* format = nullptr) const;
+  // Writes value() to `out`, contiguous, of its shape and type, without gradients.
+  void write(at::Tensor& out) const;
 };
 
 // weight_OI [O, I] of the input's type, or held in a narrower type of the same values (held_type): it is widened for

@@ -23,6 +23,7 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
+#include "runtime/system/large_pieces_stay.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/partial_output.h"
 #include "runtime/system/version.h"
@@ -130,6 +131,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
                                    .libtorch_version = TORCH_VERSION,
                                    .instruction_set = at::get_cpu_capability()});
   throw_if_interrupted();
+  const LargePiecesStay stay;
   const std::unique_ptr<ModelWalk> walk = walk_windows(checkpoint, windows, checkpoint.linear(checkpoint.embedding()),
                                                        {.sample_seed = recipe.calibration->seed,
                                                         .spill = prediction.spill,

@@ -1,7 +1,6 @@
 #include "compress/run/compress_model.h"
 
 #include <ATen/core/grad_mode.h>
-#include <malloc.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -16,6 +15,7 @@
 #include "compress/walk/original_stream.h"
 #include "prune/options.h"
 #include "runtime/system/interrupt.h"
+#include "runtime/system/large_pieces_stay.h"
 
 namespace pare {
 namespace {
@@ -104,7 +104,7 @@ void take_survey(Artifact& artifact, Phase& phase) {
     check_unchanged(phase);
     write_checked_file(file, identity + to_json(*phase.survey));
   }
-  malloc_trim(0);  // what it held is not to be counted beside the walk
+  give_back_holes();  // what it held is not to be counted beside the walk
   for (const std::string& line : to_lines(*phase.survey, phase.progress.num_result_columns()))
     phase.progress.result(line);
   phase.report.sensitivity = to_json(*phase.survey);
@@ -247,7 +247,6 @@ void compress_blocks(Artifact& artifact, Phase& phase) {
     phase.report.stage_seconds["statistics"] = walk->seconds().statistics;
   }
   check_strict(phase, artifact.records());
-  malloc_trim(0);  // what the calibration held is not to be counted beside the evaluation
 }
 
 // Plan, data and prediction: what is known, and refused, before any work.
@@ -309,11 +308,14 @@ std::string compress_model(const PhaseInput& input, const RunOptions& options, P
   Artifact artifact(take_place(input, options.fresh), phase.fingerprint, options.fresh);
   check_committed(phase.plan, artifact);
   return keeping_parts(artifact, phase, [&] {
-    timed("allocate", phase, [&] { allocate(artifact, phase); });  // before the survey, which prunes by these shares
-    timed("survey", phase, [&] { take_survey(artifact, phase); });
-    spend_budget(phase);
-    timed("tables", phase, [&] { compress_tables(artifact, phase); });
-    compress_blocks(artifact, phase);
+    {
+      const LargePiecesStay stay;  // until the evaluation, which is not to count what the calibration held
+      timed("allocate", phase, [&] { allocate(artifact, phase); });  // before the survey, which prunes by these shares
+      timed("survey", phase, [&] { take_survey(artifact, phase); });
+      spend_budget(phase);
+      timed("tables", phase, [&] { compress_tables(artifact, phase); });
+      compress_blocks(artifact, phase);
+    }
     assemble_and_verify(artifact, phase);
     std::map<std::string, std::string> extra_files;
     if (phase.choice) extra_files["budget.svg"] = picture(*phase.choice);

@@ -193,7 +193,7 @@ LayerStatistics BlockWalk::move_to(const DecoderBlock& block, Stage stage, Stati
       const int64_t window = first + index;
       const auto worker = static_cast<size_t>(omp_get_thread_num());
       at::Tensor x_TI = input_rows(stage, window, 1, width);
-      if (x_TI.size(0) > 0) x_TI.copy_(produce(block, stage, window).value());
+      if (x_TI.size(0) > 0) produce(block, stage, window).write(x_TI);
       hidden_.release(window, 1, model_.hidden_size);
       if (original != nullptr) {
         const at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);

@@ -40,10 +40,10 @@ class DecoderBlock : public Block {
   // Its functions, on hidden states [T, D] with the weights and formats that it has by then.
   BlockFunctions functions() const;
   // hidden_TD goes through all of them, in place.
-  void forward(at::Tensor& hidden_TD) const { hidden_TD.copy_(functions().forward(hidden_TD)); }
+  void forward(at::Tensor& hidden_TD) const { functions().pass(hidden_TD); }
   // So does a stage's output.
   void add_output(Stage stage, const at::Tensor& output_TD, at::Tensor& hidden_TD) const {
-    hidden_TD.copy_(functions().add(stage, output_TD, hidden_TD));
+    functions().add_to(stage, output_TD, hidden_TD);
   }
 
  private:

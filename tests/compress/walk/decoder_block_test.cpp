@@ -2,19 +2,23 @@
 // (tests/golden/make_families.py).
 #include "compress/walk/decoder_block.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/rand.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <map>
 
 #include "quant/row_chunks.h"
 #include "runtime/engine/transformer.h"
 #include "runtime/files/npy.h"
+#include "tests/compress/model/counted_memory.h"
 #include "tests/places.h"
 
 namespace pare {
@@ -99,6 +103,57 @@ TEST_P(Family, LogitsEqualThoseOfTheRuntime) {
         *std::max_element(ours.begin(), ours.end(), [](float a, float b) { return std::fabs(a) < std::fabs(b); }));
     for (size_t i = 0; i < ours.size(); ++i) {
       ASSERT_NEAR(ours[i], runtime[i], 1e-4f * largest) << "window " << n << ", value " << i;
+    }
+  }
+}
+
+// What is said must be enough for any block, rounded or not, in place and stage by stage, and not much more. In place or
+// not, the bits are the same.
+TEST_P(Family, BlocksTakeTheMemoryThatIsSaid) {
+  const at::NoGradGuard no_grad;
+  const SingleThreadedTorch guard(1);
+  const Checkpoint checkpoint = Checkpoint::open(kFamilies / GetParam());
+  const ModelDescription& model = checkpoint.description();
+  for (const int64_t num_tokens : {16, 100}) {
+    for (const bool rounds : {false, true}) {
+      int64_t most = 0;
+      for (int64_t index = 0; index < static_cast<int64_t>(model.blocks.size()); ++index) {
+        DecoderBlock block(checkpoint, index, num_tokens);
+        std::map<size_t, at::Tensor> inputs;  // of output stages, which the caller keeps
+        for (const Stage stage : block.stages()) {
+          if (rounds) block.set_input_format(stage, {.type = InputType::int8});
+          const int64_t width = stage_width(block.description(), stage);
+          inputs[static_cast<size_t>(stage)] = at::empty({num_tokens, width}, at::kFloat);
+        }
+        const at::Tensor start_TD = at::rand({num_tokens, model.hidden_size});
+        at::Tensor hidden_TD = start_TD.clone();
+        {
+          const CountedMemory memory;
+          block.forward(hidden_TD);
+          most = std::max(most, memory.most_bytes());
+        }
+        EXPECT_TRUE(hidden_TD.equal(block.functions().forward(start_TD)));
+        const CountedMemory memory;
+        for (const Stage stage : block.stages()) {
+          const BlockFunctions functions = block.functions();
+          at::Tensor& x_TI = inputs[static_cast<size_t>(stage)];
+          if (stage.kind == Stage::attention_output) {
+            x_TI.copy_(functions.attention(hidden_TD));
+          } else {
+            const bool is_attention = stage.kind == Stage::attention_input;
+            const StageInput x =
+                functions.normalized(is_attention ? Stage::attention_input : Stage::feed_forward_input, hidden_TD);
+            (stage.kind == Stage::feed_forward_output ? functions.activation(stage.expert, x) : x).write(x_TI);
+          }
+          if (is_output_stage(stage) && stage.expert == Stage::kNoExpert) {
+            block.add_output(stage, functions.output(stage, StageInput::plain(x_TI)), hidden_TD);
+          }
+        }
+        most = std::max(most, memory.most_bytes());
+      }
+      const int64_t said = BlockFunctions::forward_bytes(model, num_tokens);
+      EXPECT_LE(most, said) << num_tokens << " tokens" << (rounds ? ", rounded" : "");
+      EXPECT_GE(most, said / 2) << num_tokens << " tokens" << (rounds ? ", rounded" : "");
     }
   }
 }
