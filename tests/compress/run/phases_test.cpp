@@ -6,7 +6,7 @@
 #include <csignal>
 #include <functional>
 
-#include "tests/compress/train/train_model_fixture.h"
+#include "tests/compress/run/train_model_fixture.h"
 
 namespace pare::test {
 namespace {

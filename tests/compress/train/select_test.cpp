@@ -6,7 +6,7 @@
 
 #include "compress/recipe/distill_pass.h"
 #include "compress/recipe/recipe.h"
-#include "tests/compress/train/train_model_fixture.h"
+#include "tests/compress/run/train_model_fixture.h"
 #include "tests/expect_error.h"
 
 namespace pare::test {

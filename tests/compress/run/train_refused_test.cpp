@@ -3,7 +3,7 @@
 
 #include "compress/recipe/recipe.h"
 #include "runtime/tokenizer/tokenizer_hash.h"
-#include "tests/compress/train/train_model_fixture.h"
+#include "tests/compress/run/train_model_fixture.h"
 #include "tests/expect_error.h"
 
 namespace pare::test {

@@ -7,7 +7,7 @@
 
 #include "runtime/commands/layer_sparsity.h"
 #include "runtime/commands/verify.h"
-#include "tests/compress/train/train_model_fixture.h"
+#include "tests/compress/run/train_model_fixture.h"
 #include "tests/small_disk.h"
 
 namespace pare::test {

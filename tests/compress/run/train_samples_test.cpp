@@ -1,7 +1,7 @@
 // Runs MiniLLM, whose student samples what it learns from, and makes finished phases again.
 #include <gtest/gtest.h>
 
-#include "tests/compress/train/train_model_fixture.h"
+#include "tests/compress/run/train_model_fixture.h"
 
 #include <csignal>
 #include <cstdlib>
