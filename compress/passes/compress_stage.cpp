@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
-#include <map>
 #include <stdexcept>
 
 #include "compress/artifact/checked_file.h"
@@ -23,10 +22,6 @@ namespace {
 
 std::string count_text(int64_t count, const char* what) {
   return std::to_string(count) + " " + what;
-}
-
-std::string shape_text(const LinearDescription& linear) {
-  return "'" + linear.name + "' [" + std::to_string(linear.num_out) + ", " + std::to_string(linear.num_in) + "]";
 }
 
 // The mean square of smaller inputs may leave the range of float32, in which H is stored, whatever the number of
@@ -320,29 +315,6 @@ RemainingBlocks remaining_blocks(const RunPlan& plan, const Artifact& artifact) 
     if (!remaining.is_done.back()) remaining.last = static_cast<int64_t>(b) + 1;
   }
   return remaining;
-}
-
-void check_committed(const RunPlan& plan, const Artifact& artifact) {
-  for (const int64_t part : artifact.committed_parts()) {
-    std::map<std::string, const LinearDescription*> left;
-    if (part == kTablesPart) {
-      for (const TablePlan& table : plan.tables) left[table.linear.name] = &table.linear;
-    } else if (part > 0 && part <= static_cast<int64_t>(plan.blocks.size())) {
-      for (const LayerPlan& layer : plan.blocks[static_cast<size_t>(part - 1)]) {
-        left[layer.linear.name] = &layer.linear;
-      }
-    }
-    for (const LayerRecord& record : *artifact.committed(part)) {
-      const auto planned = left.find(record.name);
-      const std::string found = shape_text({record.name, record.num_out, record.num_in, false});
-      const std::string expected = planned == left.end() ? "the layers of its part" : shape_text(*planned->second);
-      if (expected != found) {
-        throw std::runtime_error("'" + artifact.record_file(part).string() + "' is not of this run: expected " +
-                                 expected + ", found " + found + ": start over with --fresh");
-      }
-      left.erase(planned);
-    }
-  }
 }
 
 void restore_block(const std::vector<LayerPlan>& layers, int64_t part, const Artifact& artifact,

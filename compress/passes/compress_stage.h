@@ -67,10 +67,6 @@ inline int64_t part_of_block(int64_t block) {
   return block + 1;
 }
 
-// Checks that all committed records are those of layers of the plan, each once, in its part and with its shape. A
-// record is a file that anyone may have written. Throws std::runtime_error (file, expected, found).
-void check_committed(const RunPlan& plan, const Artifact& artifact);
-
 // The blocks that an earlier run has left to do.
 struct RemainingBlocks {
   std::vector<bool> is_done;  // the block is committed, or has no layer that is compressed

@@ -306,7 +306,6 @@ std::string compress_model(const PhaseInput& input, const RunOptions& options, P
   if (phase.data.calibration) check_text_is_known(*phase.data.calibration, phase);
 
   Artifact artifact(take_place(input, options.fresh), phase.fingerprint, options.fresh);
-  check_committed(phase.plan, artifact);
   return keeping_parts(artifact, phase, [&] {
     {
       const LargePiecesStay stay;  // until the evaluation, which is not to count what the calibration held

@@ -99,38 +99,6 @@ std::vector<Sensitivity> sensitivities(const Survey& survey) {
   return loss_sensitivities(measurements);
 }
 
-// Checks that the survey is about the plan's layers, each once, and about possible ways to store them. A survey may
-// come from an unfinished run, whose files anyone may have written.
-void check_is_of_plan(const Survey& survey, const RunPlan& plan, const Checkpoint& checkpoint) {
-  std::map<std::string, const LayerPlan*> left;
-  for (const auto& layers : plan.blocks) {
-    for (const LayerPlan& layer : layers) {
-      if (layer.is_compressed()) left[layer.linear.name] = &layer;
-    }
-  }
-  const auto refuse = [](const std::string& what) {
-    throw std::runtime_error("the survey of an unfinished run is not of this model and recipe: " + what +
-                             ": start over with --fresh");
-  };
-  for (const SurveyedGroup& group : survey.groups) {
-    std::vector<LayerPlan> layers;
-    for (const std::string& name : group.layers) {
-      const auto layer = left.find(name);
-      if (layer == left.end()) refuse("expected each layer to compress once, found '" + name + "'");
-      layers.push_back(*layer->second);
-      left.erase(layer);
-    }
-    for (const SurveyedCandidate& candidate : group.candidates) {
-      const auto expected = stored_bytes(checkpoint, layers, candidate.bits, candidate.group_size);
-      if (candidate.size_bytes == expected) continue;
-      refuse("expected " + (expected ? std::to_string(*expected) + " bytes" : std::string("no such groups")) +
-             " for '" + group.name + "' with " + scheme(candidate.bits, candidate.group_size) + ", found " +
-             std::to_string(candidate.size_bytes) + " bytes");
-    }
-  }
-  if (!left.empty()) refuse("'" + left.begin()->first + "' is missing");
-}
-
 // Adds a mark for one scheme for all groups, where all groups have it as a candidate.
 void add_mark(const std::vector<BudgetGroup>& groups, int bits, int64_t group_size, int64_t fixed_bytes,
               std::vector<PictureMark>& marks) {
@@ -195,7 +163,6 @@ int64_t budget_bytes(const BudgetRecipe& budget, const RunPlan& plan, const Chec
 }
 
 BitChoice choose_bits(const Survey& survey, const RunPlan& plan, const Checkpoint& checkpoint) {
-  check_is_of_plan(survey, plan, checkpoint);
   const LinearSizes sizes = linear_sizes(plan, checkpoint);
   const std::vector<Sensitivity> measured = sensitivities(survey);
   std::vector<BudgetGroup> groups;
