@@ -43,6 +43,17 @@ std::vector<NormDescription> norms_of(const BlockDescription& block) {
   return norms;
 }
 
+int64_t largest_block(const ModelDescription& model) {
+  int64_t largest = 0;
+  for (const BlockDescription& block : model.blocks) {
+    int64_t num_weights = 0;
+    for (const LinearDescription& linear : linears_of(block)) num_weights += linear.num_out * linear.num_in;
+    if (block.router) num_weights -= block.router->num_out * block.router->num_in;
+    largest = std::max(largest, num_weights);
+  }
+  return largest;
+}
+
 at::Tensor float_tensor(std::span<const float> values) {
   at::Tensor tensor = at::empty({static_cast<int64_t>(values.size())}, at::kFloat);
   std::copy(values.begin(), values.end(), tensor.data_ptr<float>());

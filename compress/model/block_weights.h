@@ -32,6 +32,8 @@ const InputFormat* input_format_of(const InputFormats& formats, const LinearDesc
 // The block's linears (of a mixture with its router) and norms, in the order in which a token meets them.
 std::vector<LinearDescription> linears_of(const BlockDescription& block);
 std::vector<NormDescription> norms_of(const BlockDescription& block);
+// The number of weights of the linears of the block that has most, routers left out.
+int64_t largest_block(const ModelDescription& model);
 
 // A float32 vector that holds a copy of the values.
 at::Tensor float_tensor(std::span<const float> values);

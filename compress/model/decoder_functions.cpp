@@ -19,10 +19,6 @@ at::Tensor copied(std::span<const float> values, at::IntArrayRef shape) {
   return float_tensor(values).view(shape);
 }
 
-bool is_same_rope(const RopeDescription& a, const RopeDescription& b) {
-  return a.attention_factor == b.attention_factor && a.inverse_frequencies == b.inverse_frequencies;
-}
-
 }  // namespace
 
 DecoderFunctions::DecoderFunctions(const ModelDescription& model, int64_t max_tokens, at::ScalarType compute,
@@ -35,7 +31,7 @@ DecoderFunctions::DecoderFunctions(const ModelDescription& model, int64_t max_to
   for (size_t b = 0; b < model.blocks.size(); ++b) {
     const RopeDescription& rope = model.blocks[b].rope;
     for (size_t earlier = 0; earlier < b && angles_.size() == b; ++earlier) {
-      if (is_same_rope(rope, model.blocks[earlier].rope)) angles_.push_back(angles_[earlier]);
+      if (rope == model.blocks[earlier].rope) angles_.push_back(angles_[earlier]);
     }
     if (angles_.size() > b) continue;
     const RopeTable table = make_rope_table(rope, model.head_size, max_tokens);

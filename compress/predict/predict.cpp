@@ -439,20 +439,18 @@ Prediction predict_encoder(const RunPlan& plan, const Checkpoint& checkpoint, co
 Prediction predict_calibration(const RunPlan& plan, const Checkpoint& checkpoint, const Workload& workload,
                                int64_t file_bytes, int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate) {
   const ModelDescription& model = checkpoint.description();
-  int64_t largest_block = 0, largest_stage = 0;
+  int64_t largest_stage = 0;
   for (const BlockDescription& block : model.blocks) {
-    int64_t num_weights = 0;
     for (const Stage stage : block_stages(block)) {
-      for (const LinearDescription& linear : stage_layers(block, stage)) num_weights += linear.num_out * linear.num_in;
       const int64_t width = stage_width(block, stage);
       largest_stage = std::max(
           largest_stage,
           StatisticsAccumulator::size_bytes(width, workload.num_windows, StatisticsNeed::hessian) + width * width * 4);
     }
-    largest_block = std::max(largest_block, num_weights);
   }
   const auto memory = [&](Spill spill) {
-    return process_bytes(base_bytes, workload.num_threads, widest_of(model)) + largest_block * 4 + largest_stage +
+    return process_bytes(base_bytes, workload.num_threads, widest_of(model)) + largest_block(model) * 4 +
+           largest_stage +
            WalkLayout(model, workload.num_windows, workload.num_tokens, spill, workload.num_threads)
                .footprint()
                .memory_bytes;

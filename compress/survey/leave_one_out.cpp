@@ -202,17 +202,9 @@ int64_t LeaveOneOut::size_bytes(const ModelDescription& model, const Extent& ext
   const int64_t num_tokens = extent.num_tokens;
   const int64_t hidden = extent.num_windows * num_tokens * model.hidden_size * static_cast<int64_t>(sizeof(float));
   const int64_t head = model.vocabulary_size * model.hidden_size * 2;
-  int64_t largest_block = 0;
-  for (const BlockDescription& block : model.blocks) {
-    int64_t num_weights = 0;
-    for (const Stage stage : block_stages(block)) {
-      for (const LinearDescription& linear : stage_layers(block, stage)) num_weights += linear.num_out * linear.num_in;
-    }
-    largest_block = std::max(largest_block, num_weights);
-  }
   // It holds the states, their copies for each change, the travellers and both final states. It also holds the current
   // block, the next one, and the changes of this block and, for travellers, of their groups.
-  return hidden * (1 + extent.changes_per_block + extent.num_travellers + 2) + head + 3 * largest_block * 4 +
+  return hidden * (1 + extent.changes_per_block + extent.num_travellers + 2) + head + 3 * largest_block(model) * 4 +
          num_threads * BlockFunctions::forward_bytes(model, num_tokens);
 }
 

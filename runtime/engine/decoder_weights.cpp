@@ -79,10 +79,6 @@ class Packer {
 
 }  // namespace
 
-bool same_rope(const RopeDescription& a, const RopeDescription& b) {
-  return a.inverse_frequencies == b.inverse_frequencies && a.attention_factor == b.attention_factor;
-}
-
 DecoderWeights load_decoder_weights(const Checkpoint& checkpoint, Backend& backend,
                                     const std::function<void(int64_t, int64_t)>& progress,
                                     const std::function<void(LinearWeights&)>& change) {
@@ -95,8 +91,7 @@ DecoderWeights load_decoder_weights(const Checkpoint& checkpoint, Backend& backe
   for (const BlockDescription& source : model.blocks) {
     throw_if_interrupted();
     BlockWeights block = packer.block(source, model);
-    const auto same = [&](const RopeDescription& rope) { return same_rope(rope, source.rope); };
-    const auto known = std::find_if(weights.ropes.begin(), weights.ropes.end(), same);
+    const auto known = std::find(weights.ropes.begin(), weights.ropes.end(), source.rope);
     block.rope = static_cast<size_t>(known - weights.ropes.begin());
     if (known == weights.ropes.end()) weights.ropes.push_back(source.rope);
     weights.blocks.push_back(std::move(block));

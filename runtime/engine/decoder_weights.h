@@ -12,9 +12,6 @@
 
 namespace pare {
 
-// True if one table serves both.
-bool same_rope(const RopeDescription& a, const RopeDescription& b);
-
 struct BlockWeights {
   PackedNorm attention_norm, feed_forward_norm;
   std::optional<PackedNorm> q_norm, k_norm, post_attention_norm, post_feed_forward_norm;

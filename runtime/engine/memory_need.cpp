@@ -89,7 +89,7 @@ int64_t forward_work_bytes(const ModelDescription& model, const DeviceWorkload& 
   }
   std::vector<const RopeDescription*> ropes;  // each once
   for (const BlockDescription& block : model.blocks) {
-    const auto is_same = [&](const RopeDescription* rope) { return same_rope(*rope, block.rope); };
+    const auto is_same = [&](const RopeDescription* rope) { return *rope == block.rope; };
     if (std::none_of(ropes.begin(), ropes.end(), is_same)) ropes.push_back(&block.rope);
   }
   const int64_t rope_floats = static_cast<int64_t>(ropes.size()) * workload.num_tokens * model.head_size;

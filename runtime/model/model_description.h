@@ -35,6 +35,7 @@ struct NormDescription {
 struct RopeDescription {
   std::vector<float> inverse_frequencies;
   float attention_factor = 1.0f;
+  bool operator==(const RopeDescription&) const = default;
 };
 
 // One feed-forward network: down(activation(gate(x)) * up(x)).
