@@ -11,7 +11,6 @@
 
 #include <tuple>
 
-#include "runtime/format/dtype.h"
 #include "runtime/format/input_format.h"
 #include "runtime/model/model_description.h"
 

@@ -5,7 +5,6 @@
 
 #include "runtime/commands/option_table.h"
 #include "runtime/containers/container_table.h"
-#include "runtime/containers/pare_sparse24.h"
 
 namespace pare {
 namespace {

@@ -4,7 +4,6 @@
 #include <stdexcept>
 
 #include "compress/recipe/measured_costs.h"
-#include "runtime/containers/pare_sparse24.h"
 
 namespace pare {
 

@@ -27,7 +27,6 @@
 #include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/system/input_files.h"
-#include "runtime/system/isa.h"
 #include "runtime/system/large_pieces_stay.h"
 #include "runtime/tokenizer/tokenizer_hash.h"
 

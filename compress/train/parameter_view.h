@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "distill/straight_through.h"
-#include "runtime/containers/stored_linear.h"
 #include "runtime/format/linear_weights.h"
 
 namespace pare {

@@ -21,8 +21,9 @@
 #include <memory>
 #include <string>
 
-#include "compress/walk/decoder_block.h"
 #include "compress/walk/statistics.h"
+#include "runtime/model/model_description.h"
+#include "runtime/model/stage.h"
 
 namespace pare {
 

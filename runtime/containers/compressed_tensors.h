@@ -40,7 +40,7 @@
 
 namespace pare {
 
-// Returns the row of the table (container_format.h); its name is kCompressedTensors.
+// Returns the row of the table (container_table.h); its name is kCompressedTensors.
 const ContainerFormat& compressed_tensors_container();
 
 // --- tensors ---

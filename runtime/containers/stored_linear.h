@@ -1,13 +1,11 @@
-// One linear in the container that its scheme names: the functions of container_format.h, called by the scheme's name.
+// One linear in the container that its scheme names: the functions of ContainerFormat, called by the scheme's name.
 #pragma once
 
 #include <span>
 #include <string>
 #include <vector>
 
-#include "runtime/containers/container_table.h"
-#include "runtime/format/stored_scheme.h"
-#include "runtime/format/tensor_view.h"
+#include "runtime/format/container_format.h"
 
 namespace pare {
 

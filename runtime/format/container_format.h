@@ -1,6 +1,6 @@
 // The containers: the file layouts of quantized checkpoints. One class holds all that is known of one container, and
-// one table (container_format.cpp) lists them, so that a new container is one file and one row. Outside of
-// runtime/format only passes that choose a layout of their own, and the checks of that, name a container.
+// one table (runtime/containers/container_table.h) lists them, so that a new container is one file and one row. Outside
+// of runtime/containers only passes that choose a layout of their own, and the checks of that, name a container.
 #pragma once
 
 #include <cstdint>
@@ -59,11 +59,9 @@ class ContainerFormat {
 
   // --- names ---
 
-  // The name in schemes, recipes and messages, unique and stable: "compressed-tensors", "awq-gemm", "bitsandbytes",
-  // "pare-int8", "pare-sparse24".
+  // The name in schemes, recipes and messages, unique and stable: "awq-gemm".
   virtual std::string_view name() const = 0;
-  // The "quant_method" in its quantization_config: "compressed-tensors", "awq", "bitsandbytes", "pare-int8",
-  // "pare-sparse24".
+  // The "quant_method" in its quantization_config: "awq". Two containers may have the same.
   virtual std::string_view method() const = 0;
   // The suffixes of all tensors that may hold parts of a linear. A tensor's name is the module's name + suffix.
   virtual std::span<const std::string_view> suffixes() const = 0;

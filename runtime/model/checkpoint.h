@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "runtime/containers/container_table.h"
 #include "runtime/files/safetensors.h"
 #include "runtime/format/linear_weights.h"
 #include "runtime/format/stored_scheme.h"

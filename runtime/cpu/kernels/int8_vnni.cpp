@@ -9,7 +9,7 @@
 // 11 loads for 24 vpdpbusd.
 //
 // Oracle: plain loops, bit for bit (tests/runtime/cpu/int8_kernels_test.cpp).
-// Speed: tests/bench/bench_int8.cpp.
+// Speed: tests/bench/int8_bench.cpp.
 
 // GCC 12's _mm512_undefined_*() read themselves on purpose and warn wherever they are inlined (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

@@ -21,6 +21,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "compress/walk/decoder_block.h"
 #include "runtime/commands/verify.h"
 #include "runtime/files/npy.h"
 #include "tests/compress/run_pare.h"
