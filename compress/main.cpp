@@ -24,8 +24,8 @@
 
 namespace {
 
-pare::RunOptions run_options(const pare::Arguments& arguments) {
-  pare::RunOptions options;
+pare::compress::RunOptions run_options(const pare::runtime::Arguments& arguments) {
+  pare::compress::RunOptions options;
   if (arguments.given("model")) options.model = arguments.text("model");
   if (arguments.given("max-memory")) options.max_memory_bytes = arguments.bytes("max-memory");
   if (arguments.given("threads")) options.num_threads = static_cast<int>(arguments.integer("threads"));
@@ -34,45 +34,47 @@ pare::RunOptions run_options(const pare::Arguments& arguments) {
 }
 
 // Before anything is written.
-void keep_as_private_as_inputs(const pare::Recipe& recipe, const pare::RunOptions& options,
+void keep_as_private_as_inputs(const pare::compress::Recipe& recipe, const pare::compress::RunOptions& options,
                                const std::filesystem::path& output) {
-  pare::keep_as_private_as(pare::all_inputs(recipe, options.model.empty() ? recipe.model : options.model), output);
+  pare::runtime::keep_as_private_as(
+      pare::compress::all_inputs(recipe, options.model.empty() ? recipe.model : options.model), output);
 }
 
 // With its files found.
-pare::Recipe find_recipe(const pare::Arguments& arguments, pare::Console& console) {
-  pare::Recipe recipe = pare::read_recipe(arguments.positional(0));
-  for (const std::string& note : pare::find_files(recipe)) console.progress().print("recipe: " + note);
+pare::compress::Recipe find_recipe(const pare::runtime::Arguments& arguments, pare::runtime::Console& console) {
+  pare::compress::Recipe recipe = pare::compress::read_recipe(arguments.positional(0));
+  for (const std::string& note : pare::compress::find_files(recipe)) console.progress().print("recipe: " + note);
   return recipe;
 }
 
 // The JSON object that `work` returns. What a dry run says is its result, all of it.
-std::string result_of(bool is_dry_run, pare::Console& console,
-                      const std::function<std::string(pare::Progress&)>& work) {
-  return pare::with_own_errors([&] {
+std::string result_of(bool is_dry_run, pare::runtime::Console& console,
+                      const std::function<std::string(pare::runtime::Progress&)>& work) {
+  return pare::compress::with_own_errors([&] {
     if (!is_dry_run) return work(console.progress());
-    pare::Progress answer(pare::ProgressStyle::lines, console.report());
+    pare::runtime::Progress answer(pare::runtime::ProgressStyle::lines, console.report());
     return work(answer);
   });
 }
 
-void run_recipe(const pare::Arguments& arguments, pare::Console& console) {
-  const pare::Recipe recipe = find_recipe(arguments, console);
-  pare::RunOptions options = run_options(arguments);
+void run_recipe(const pare::runtime::Arguments& arguments, pare::runtime::Console& console) {
+  const pare::compress::Recipe recipe = find_recipe(arguments, console);
+  pare::compress::RunOptions options = run_options(arguments);
   if (arguments.given("out")) options.output = arguments.text("out");
   options.fresh = arguments.flag("fresh");
-  options.on_gpu = pare::device_of(arguments) == pare::ComputeDevice::cuda;
+  options.on_gpu = pare::runtime::device_of(arguments) == pare::runtime::ComputeDevice::cuda;
   keep_as_private_as_inputs(recipe, options, options.output.empty() ? recipe.output : options.output);
-  console.set_result(result_of(options.dry_run, console,
-                               [&](pare::Progress& progress) { return pare::run(recipe, options, progress); }));
+  console.set_result(result_of(options.dry_run, console, [&](pare::runtime::Progress& progress) {
+    return pare::compress::run(recipe, options, progress);
+  }));
 }
 
-void calibrate_recipe(const pare::Arguments& arguments, pare::Console& console) {
-  const pare::Recipe recipe = find_recipe(arguments, console);
-  const pare::RunOptions options = run_options(arguments);
+void calibrate_recipe(const pare::runtime::Arguments& arguments, pare::runtime::Console& console) {
+  const pare::compress::Recipe recipe = find_recipe(arguments, console);
+  const pare::compress::RunOptions options = run_options(arguments);
   keep_as_private_as_inputs(recipe, options, arguments.positional(1));
-  console.set_result(result_of(options.dry_run, console, [&](pare::Progress& progress) {
-    return pare::calibrate(recipe, arguments.positional(1), options, progress);
+  console.set_result(result_of(options.dry_run, console, [&](pare::runtime::Progress& progress) {
+    return pare::compress::calibrate(recipe, arguments.positional(1), options, progress);
   }));
 }
 
@@ -85,7 +87,7 @@ std::vector<double> parse_temperatures(const std::string& text) {
     const char* const last = text.data() + end;
     const auto parsed = std::from_chars(text.data() + begin, last, value);
     if (parsed.ec != std::errc() || parsed.ptr != last || !std::isfinite(value) || value <= 0.0) {
-      throw pare::WrongUsage(
+      throw pare::runtime::WrongUsage(
           "--temperatures: expected positive numbers with commas between them, such as 1,2, found '" + text + "'");
     }
     temperatures.push_back(value);
@@ -95,27 +97,27 @@ std::vector<double> parse_temperatures(const std::string& text) {
 }
 
 // Options that only the one kind of source has.
-void check_source_options(const pare::Arguments& arguments) {
+void check_source_options(const pare::runtime::Arguments& arguments) {
   const bool has_text = arguments.given("text"), has_prompts = arguments.given("prompts");
   if (has_text == has_prompts) {
-    throw pare::WrongUsage(has_text ? "--text and --prompts: give one of them"
-                                    : "missing option: expected one of --text FILE and --prompts FILE");
+    throw pare::runtime::WrongUsage(has_text ? "--text and --prompts: give one of them"
+                                             : "missing option: expected one of --text FILE and --prompts FILE");
   }
   for (const char* name : {"tokens", "windows", "end-of-document"}) {
     if (has_prompts && arguments.given(name)) {
-      throw pare::WrongUsage(std::string("--") + name + " belongs to --text: leave it out");
+      throw pare::runtime::WrongUsage(std::string("--") + name + " belongs to --text: leave it out");
     }
   }
   for (const char* name : {"samples", "max-new-tokens", "temperature", "top-p"}) {
     if (has_text && arguments.given(name)) {
-      throw pare::WrongUsage(std::string("--") + name + " belongs to --prompts: leave it out");
+      throw pare::runtime::WrongUsage(std::string("--") + name + " belongs to --prompts: leave it out");
     }
   }
 }
 
-void record_teacher(const pare::Arguments& arguments, pare::Console& console) {
+void record_teacher(const pare::runtime::Arguments& arguments, pare::runtime::Console& console) {
   check_source_options(arguments);
-  pare::RecordOptions options;
+  pare::compress::RecordOptions options;
   if (arguments.given("text")) options.text = arguments.text("text");
   if (arguments.given("prompts")) options.prompts = arguments.text("prompts");
   if (arguments.given("tokens")) options.num_tokens = arguments.integer("tokens");
@@ -130,19 +132,19 @@ void record_teacher(const pare::Arguments& arguments, pare::Console& console) {
   if (arguments.given("temperatures")) options.temperatures = parse_temperatures(arguments.text("temperatures"));
   options.shard_tokens = arguments.integer("shard-tokens");
   if (arguments.given("threads")) options.num_threads = static_cast<int>(arguments.integer("threads"));
-  if (arguments.given("isa")) options.isa = pare::parse_isa(arguments.text("isa"));
+  if (arguments.given("isa")) options.isa = pare::runtime::parse_isa(arguments.text("isa"));
   options.dry_run = arguments.flag("dry-run");
   options.fresh = arguments.flag("fresh");
-  pare::keep_as_private_as({arguments.positional(0), options.text.empty() ? options.prompts : options.text},
-                           arguments.positional(1));
-  console.set_result(result_of(options.dry_run, console, [&](pare::Progress& progress) {
-    return pare::record(arguments.positional(0), arguments.positional(1), options, progress);
+  pare::runtime::keep_as_private_as({arguments.positional(0), options.text.empty() ? options.prompts : options.text},
+                                    arguments.positional(1));
+  console.set_result(result_of(options.dry_run, console, [&](pare::runtime::Progress& progress) {
+    return pare::compress::record(arguments.positional(0), arguments.positional(1), options, progress);
   }));
 }
 
 // Of both commands that follow a recipe.
-std::vector<pare::OptionSpec> resource_options() {
-  using pare::OptionKind;
+std::vector<pare::runtime::OptionSpec> resource_options() {
+  using pare::runtime::OptionKind;
   return {
       {.name = "max-memory",
        .kind = OptionKind::bytes,
@@ -155,17 +157,18 @@ std::vector<pare::OptionSpec> resource_options() {
        .help =
            std::string("threads to use; only results of distill depend on it, and a resumed one needs as many as it "
                        "began with (default: ") +
-           pare::kDefaultThreads + ")",
+           pare::runtime::kDefaultThreads + ")",
        .minimum = 1,
-       .maximum = pare::kMaxThreads}};
+       .maximum = pare::runtime::kMaxThreads}};
 }
 
-pare::Command calibrate_command() {
-  std::vector<pare::OptionSpec> options = {{.name = "model",
-                                            .kind = pare::OptionKind::text,
-                                            .value_name = "DIR",
-                                            .help = "the checkpoint (or .gguf file), instead of the recipe's"}};
-  for (pare::OptionSpec& option : resource_options()) options.push_back(std::move(option));
+pare::runtime::Command calibrate_command() {
+  std::vector<pare::runtime::OptionSpec> options = {
+      {.name = "model",
+       .kind = pare::runtime::OptionKind::text,
+       .value_name = "DIR",
+       .help = "the checkpoint (or .gguf file), instead of the recipe's"}};
+  for (pare::runtime::OptionSpec& option : resource_options()) options.push_back(std::move(option));
   options.push_back({.name = "dry-run", .help = "print what memory, disk and time the command will take, and stop"});
   return {.name = "calibrate",
           .summary =
@@ -177,19 +180,20 @@ pare::Command calibrate_command() {
           .run = calibrate_recipe};
 }
 
-pare::OptionSpec text_option(const std::string& name, const std::string& value_name, const std::string& help) {
-  return {.name = name, .kind = pare::OptionKind::text, .value_name = value_name, .help = help};
+pare::runtime::OptionSpec text_option(const std::string& name, const std::string& value_name, const std::string& help) {
+  return {.name = name, .kind = pare::runtime::OptionKind::text, .value_name = value_name, .help = help};
 }
 // Returns an option whose value is not the name of a file.
-pare::OptionSpec words_option(const std::string& name, const std::string& value_name, const std::string& help) {
-  pare::OptionSpec option = text_option(name, value_name, help);
+pare::runtime::OptionSpec words_option(const std::string& name, const std::string& value_name,
+                                       const std::string& help) {
+  pare::runtime::OptionSpec option = text_option(name, value_name, help);
   option.is_path = false;
   return option;
 }
-pare::OptionSpec count_option(const std::string& name, const std::string& default_value, const std::string& help,
-                              double minimum) {
+pare::runtime::OptionSpec count_option(const std::string& name, const std::string& default_value,
+                                       const std::string& help, double minimum) {
   return {.name = name,
-          .kind = pare::OptionKind::integer,
+          .kind = pare::runtime::OptionKind::integer,
           .value_name = "N",
           .default_value = default_value,
           .help = help,
@@ -198,21 +202,22 @@ pare::OptionSpec count_option(const std::string& name, const std::string& defaul
 }
 
 // Options of one source alone have no default_value, so that it is known whether they were given.
-pare::Command record_command() {
-  const pare::RecordOptions defaults;
-  const auto by_default = [](double value) { return " (default: " + pare::format_number(value, 0) + ")"; };
+pare::runtime::Command record_command() {
+  const pare::compress::RecordOptions defaults;
+  const auto by_default = [](double value) { return " (default: " + pare::runtime::format_number(value, 0) + ")"; };
   std::string temperatures;
   for (const double value : defaults.temperatures) {
-    temperatures += (temperatures.empty() ? "" : ",") + pare::format_number(value, 0);
+    temperatures += (temperatures.empty() ? "" : ",") + pare::runtime::format_number(value, 0);
   }
-  std::vector<pare::OptionSpec> options = {
+  std::vector<pare::runtime::OptionSpec> options = {
       text_option(
           "text", "FILE",
           "record the windows of this text: UTF-8 (one document; - for standard input), .jsonl (a document on each "
           "line, field text) or .npy (token ids [N, T]); the teacher sees each document alone"),
       words_option("end-of-document", "TOKEN",
                    "token that ends each document of a text (default: the tokenizer's end of text)"),
-      count_option("tokens", "", "tokens per window" + by_default(pare::kRecordTokens) + "; a .npy has its own", 2),
+      count_option("tokens", "",
+                   "tokens per window" + by_default(pare::compress::kRecordTokens) + "; a .npy has its own", 2),
       count_option("windows", "", "draw N of the text's windows, or take the first N of a .npy (default: all)", 1),
       text_option("prompts", "FILE",
                   "draw and record what the teacher writes after each prompt of this .jsonl (field prompt) or .json "
@@ -220,13 +225,13 @@ pare::Command record_command() {
       count_option("samples", "", "continuations of each prompt" + by_default(defaults.num_samples), 1),
       count_option("max-new-tokens", "", "most tokens of a continuation" + by_default(defaults.max_new_tokens), 1),
       {.name = "temperature",
-       .kind = pare::OptionKind::number,
+       .kind = pare::runtime::OptionKind::number,
        .value_name = "X",
        .help = "divide the logits by X before drawing; 0 always takes the most probable token" +
                by_default(defaults.sampling_temperature),
        .minimum = 0.0},
       {.name = "top-p",
-       .kind = pare::OptionKind::number,
+       .kind = pare::runtime::OptionKind::number,
        .value_name = "X",
        .help =
            "draw from the fewest tokens whose probabilities sum to at least X, in (0, 1]" + by_default(defaults.top_p),
@@ -244,7 +249,7 @@ pare::Command record_command() {
               temperatures + ")"),
       count_option("shard-tokens", std::to_string(defaults.shard_tokens),
                    "tokens per file; a killed run loses at most one file", 1)};
-  for (pare::OptionSpec& option : pare::compute_options()) options.push_back(std::move(option));
+  for (pare::runtime::OptionSpec& option : pare::runtime::compute_options()) options.push_back(std::move(option));
   options.push_back({.name = "dry-run", .help = "print what memory, disk and time the command will take, and stop"});
   options.push_back({.name = "fresh", .help = "discard what an interrupted run has left instead of continuing it"});
   return {.name = "record",
@@ -257,9 +262,9 @@ pare::Command record_command() {
           .run = record_teacher};
 }
 
-pare::Command run_command() {
-  using pare::OptionKind;
-  std::vector<pare::OptionSpec> options = {
+pare::runtime::Command run_command() {
+  using pare::runtime::OptionKind;
+  std::vector<pare::runtime::OptionSpec> options = {
       {.name = "model",
        .kind = OptionKind::text,
        .value_name = "DIR",
@@ -268,8 +273,8 @@ pare::Command run_command() {
        .kind = OptionKind::text,
        .value_name = "DIR",
        .help = "where the result goes, instead of the recipe's place; must not exist"}};
-  for (pare::OptionSpec& option : resource_options()) options.push_back(std::move(option));
-  options.push_back(pare::device_option(
+  for (pare::runtime::OptionSpec& option : resource_options()) options.push_back(std::move(option));
+  options.push_back(pare::runtime::device_option(
       "device that trains ('distill') and evaluates; all else works on the CPU. Training on cuda needs a LibTorch "
       "built for it. Evaluating on it needs this program built with -DPARE_CUDA=ON; else the CPU evaluates. The two "
       "devices have different rounding errors"));
@@ -288,25 +293,25 @@ pare::Command run_command() {
 }
 
 // Prints what was asked for; with --json all sections are the result, or the schema.
-void explain_recipes(const pare::Arguments& arguments, pare::Console& console) {
+void explain_recipes(const pare::runtime::Arguments& arguments, pare::runtime::Console& console) {
   const bool is_page = arguments.flag("markdown"), is_schema = arguments.flag("json-schema");
   const bool names_one = arguments.num_positionals() > 0;
   if (is_page + is_schema + names_one > 1)
-    throw pare::WrongUsage("PASS, --markdown and --json-schema: give one of them");
+    throw pare::runtime::WrongUsage("PASS, --markdown and --json-schema: give one of them");
   std::string section;
   try {
-    if (names_one) section = pare::section_text(arguments.positional(0));
+    if (names_one) section = pare::compress::section_text(arguments.positional(0));
   } catch (const std::invalid_argument& error) {
-    throw pare::WrongUsage(error.what());
+    throw pare::runtime::WrongUsage(error.what());
   }
-  console.set_result(is_schema ? pare::recipe_schema() : pare::guide_json());
-  console.report() << (is_page     ? pare::recipe_page()
-                       : is_schema ? pare::recipe_schema()
+  console.set_result(is_schema ? pare::compress::recipe_schema() : pare::compress::guide_json());
+  console.report() << (is_page     ? pare::compress::recipe_page()
+                       : is_schema ? pare::compress::recipe_schema()
                        : names_one ? section
-                                   : pare::pass_list());
+                                   : pare::compress::pass_list());
 }
 
-pare::Command recipes_command() {
+pare::runtime::Command recipes_command() {
   return {
       .name = "recipes",
       .summary = "Explain recipes: list the passes, or explain one of them with its options.",
@@ -314,7 +319,7 @@ pare::Command recipes_command() {
                        .help =
                            "a pass, an evaluation, a key of a recipe such as calibration, or recipe for the top level",
                        .optional = true,
-                       .words = pare::section_names()}},
+                       .words = pare::compress::section_names()}},
       .options = {{.name = "markdown", .help = "print all of it as a page (docs/recipes.md)"},
                   {.name = "json-schema",
                    .help = "print a JSON Schema, with which editors complete and check recipes "
@@ -325,13 +330,14 @@ pare::Command recipes_command() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::vector<pare::Command> commands = {run_command(), calibrate_command(), record_command(), recipes_command()};
-  for (pare::Command& command : pare::runtime_commands()) commands.push_back(std::move(command));
-  const pare::Program program = {
+  std::vector<pare::runtime::Command> commands = {run_command(), calibrate_command(), record_command(),
+                                                  recipes_command()};
+  for (pare::runtime::Command& command : pare::runtime::runtime_commands()) commands.push_back(std::move(command));
+  const pare::runtime::Program program = {
       .name = "pare",
       .summary = "Compresses language-model checkpoints offline, and runs, measures and checks the result.",
       .commands = std::move(commands),
-      .sources = pare::source_state(),
+      .sources = pare::runtime::source_state(),
       .libtorch = TORCH_VERSION};
-  return pare::run_program(program, argc, argv);
+  return pare::runtime::run_program(program, argc, argv);
 }

@@ -12,7 +12,7 @@
 #include "distill/by_ops.h"
 #include "quant/checked_tensor.h"
 
-namespace pare {
+namespace pare::distill {
 namespace {
 
 constexpr int64_t kChunk = 1 << 16;
@@ -22,8 +22,9 @@ void check_tensor(const at::Tensor& tensor, const at::Tensor& like, const char* 
       tensor.sizes() == like.sizes()) {
     return;
   }
-  throw std::invalid_argument("adamw: expected " + std::string(name) + " as contiguous float32 " + shape_text(like) +
-                              ", found " + (tensor.defined() ? tensor.toString() + " " + shape_text(tensor) : "none"));
+  throw std::invalid_argument("adamw: expected " + std::string(name) + " as contiguous float32 " +
+                              quant::shape_text(like) + ", found " +
+                              (tensor.defined() ? tensor.toString() + " " + quant::shape_text(tensor) : "none"));
 }
 
 }  // namespace
@@ -109,4 +110,4 @@ double learning_rate_at(int64_t step, int64_t num_steps, int64_t num_warmup_step
   return peak * (final_share + (1.0 - final_share) * 0.5 * (1.0 + std::cos(std::numbers::pi * progress)));
 }
 
-}  // namespace pare
+}  // namespace pare::distill

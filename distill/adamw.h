@@ -9,7 +9,7 @@
 
 #include "distill/adamw_options.h"
 
-namespace pare {
+namespace pare::distill {
 
 // Changes value, first and second in place. All tensors are float32, contiguous and of one shape. `step` is 1 for the
 // first step. The gradient is first multiplied by `factor` (for clipping and averaging). Elements are independent, so
@@ -28,4 +28,4 @@ double clip_factor(double norm, double max_norm);
 // Steps count from 1. Throws std::invalid_argument for steps outside 1 .. num_steps.
 double learning_rate_at(int64_t step, int64_t num_steps, int64_t num_warmup_steps, double peak, double final_share);
 
-}  // namespace pare
+}  // namespace pare::distill

@@ -3,7 +3,7 @@
 
 #include "runtime/format/fields.h"
 
-namespace pare {
+namespace pare::distill {
 
 struct AdamWOptions {
   double beta1 = 0.9;
@@ -11,7 +11,7 @@ struct AdamWOptions {
   double epsilon = 1e-8;
   double weight_decay = 0.0;  // decoupled: multiplied by the learning rate
 
-  void fields(FieldVisitor& visit);
+  void fields(runtime::FieldVisitor& visit);
 };
 
-}  // namespace pare
+}  // namespace pare::distill

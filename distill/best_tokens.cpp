@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-namespace pare {
+namespace pare::distill {
 namespace {
 
 // There are few enough blocks to be searched. A block is small enough to be read whole where one of its tokens is among
@@ -95,4 +95,4 @@ template bool has_distribution(const double*, int64_t);
 template void best_of_row(const float*, int64_t, int64_t, int64_t*);
 template void best_of_row(const double*, int64_t, int64_t, int64_t*);
 
-}  // namespace pare
+}  // namespace pare::distill

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace pare {
+namespace pare::distill {
 
 // Returns whether a row's logits are those of a distribution: each is finite or -inf, and not all are -inf. T: float,
 // double.
@@ -15,4 +15,4 @@ bool has_distribution(const T* logits_V, int64_t num_vocabulary);
 template <typename T>
 void best_of_row(const T* logits_V, int64_t num_vocabulary, int64_t num_kept, int64_t* ids_K);
 
-}  // namespace pare
+}  // namespace pare::distill

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-namespace pare {
+namespace pare::distill {
 namespace {
 
 // Expands [O, G] to [O, I].
@@ -59,4 +59,4 @@ at::Tensor grid_gradients_by_ops(const TrainedGrid& grid, const at::Tensor& offs
   return by_scale_OG;
 }
 
-}  // namespace pare
+}  // namespace pare::distill

@@ -7,7 +7,7 @@
 #include "distill/adamw_options.h"
 #include "distill/straight_through.h"
 
-namespace pare {
+namespace pare::distill {
 
 // Does the same as adamw_step, on any device.
 void adamw_step_by_ops(const at::Tensor& gradient, double factor, int64_t step, double learning_rate,
@@ -19,4 +19,4 @@ at::Tensor weight_by_ops(const TrainedGrid& grid, const at::Tensor& offsets_OI, 
 at::Tensor grid_gradients_by_ops(const TrainedGrid& grid, const at::Tensor& offsets_OI, const at::Tensor& scales_OG,
                                  at::Tensor& gradient_OI);
 
-}  // namespace pare
+}  // namespace pare::distill

@@ -6,7 +6,7 @@
 #include "distill/rows.h"
 #include "quant/checked_tensor.h"
 
-namespace pare {
+namespace pare::distill {
 
 at::Tensor hidden_distances(const at::Tensor& student_RD, const at::Tensor& teacher_RD) {
   const bool fits = student_RD.defined() && teacher_RD.defined() && student_RD.dim() == 2 && student_RD.numel() > 0 &&
@@ -14,7 +14,7 @@ at::Tensor hidden_distances(const at::Tensor& student_RD, const at::Tensor& teac
                     teacher_RD.scalar_type() == student_RD.scalar_type() && teacher_RD.sizes() == student_RD.sizes();
   if (!fits) {
     const auto found = [](const at::Tensor& x) {
-      return x.defined() ? x.toString() + " of shape " + shape_text(x) : std::string("none");
+      return x.defined() ? x.toString() + " of shape " + quant::shape_text(x) : std::string("none");
     };
     throw std::invalid_argument(
         "hidden states: expected a student's and a teacher's as float32 or float64 matrices of one shape, found " +
@@ -35,4 +35,4 @@ int64_t teacher_block(int64_t student_block, int64_t num_student, int64_t num_te
   return ((student_block + 1) * num_teacher + num_student - 1) / num_student - 1;
 }
 
-}  // namespace pare
+}  // namespace pare::distill

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace pare {
+namespace pare::distill {
 
 // Returns ||student - teacher||^2 / ||teacher||^2 of each row, [R], of the student's type (float32 or float64), with
 // gradient with respect to the student's [R, D]. A teacher's row of zeros gives 0. SquareHead (Kurtic et al., arXiv
@@ -21,4 +21,4 @@ at::Tensor hidden_distances(const at::Tensor& student_RD, const at::Tensor& teac
 // or an index outside.
 int64_t teacher_block(int64_t student_block, int64_t num_student, int64_t num_teacher);
 
-}  // namespace pare
+}  // namespace pare::distill

@@ -12,7 +12,7 @@
 #include "distill/rows.h"
 #include "quant/checked_tensor.h"
 
-namespace pare {
+namespace pare::distill {
 namespace {
 
 void check_integers(const at::Tensor& values_T, int64_t num_tokens, const std::string& name) {
@@ -21,7 +21,7 @@ void check_integers(const at::Tensor& values_T, int64_t num_tokens, const std::s
     return;
   }
   throw std::invalid_argument(name + ": expected int64 of shape [" + std::to_string(num_tokens) +
-                              "], one for each token, found " + found_text(values_T));
+                              "], one for each token, found " + quant::found_text(values_T));
 }
 
 void check_numbers(const at::Tensor& values_T, int64_t num_tokens, const std::string& name) {
@@ -29,7 +29,7 @@ void check_numbers(const at::Tensor& values_T, int64_t num_tokens, const std::st
     return;
   }
   throw std::invalid_argument(name + ": expected floating point of shape [" + std::to_string(num_tokens) +
-                              "], one for each token, found " + found_text(values_T));
+                              "], one for each token, found " + quant::found_text(values_T));
 }
 
 void check_share(double value, const std::string& name) {
@@ -86,7 +86,7 @@ at::Tensor label_log_probs(const at::Tensor& logits_TV, const at::Tensor& labels
   if (!logits_TV.defined() || logits_TV.dim() != 2 || logits_TV.numel() == 0 ||
       (logits_TV.scalar_type() != at::kFloat && logits_TV.scalar_type() != at::kDouble)) {
     throw std::invalid_argument("logits: expected a float32 or float64 matrix [tokens, vocabulary], found " +
-                                found_text(logits_TV));
+                                quant::found_text(logits_TV));
   }
   const at::Tensor ignored_T = ignored_labels(labels_T, logits_TV.size(0), logits_TV.size(1));
   const at::Tensor known_T = labels_T.masked_fill(ignored_T, 0);
@@ -264,7 +264,7 @@ at::Tensor token_losses(const DistillLossOptions& options, const at::Tensor& stu
     case DistillLoss::minillm:
       break;
   }
-  throw std::invalid_argument("loss " + std::string(name_of(options.loss)) +
+  throw std::invalid_argument("loss " + std::string(runtime::name_of(options.loss)) +
                               ": expected a loss of given tokens; this one needs sequences sampled by the student");
 }
 
@@ -282,4 +282,4 @@ at::Tensor mean_loss(const at::Tensor& losses_T, const at::Tensor& labels_T, std
   return row_sums(losses_T.masked_fill(ignored_T, 0.0).unsqueeze(0)).squeeze(0).div(static_cast<double>(divisor));
 }
 
-}  // namespace pare
+}  // namespace pare::distill

@@ -24,7 +24,7 @@
 #include "distill/options.h"
 #include "distill/teacher_logits.h"
 
-namespace pare {
+namespace pare::distill {
 
 // The label of a token that has no part in the loss.
 inline constexpr int64_t kIgnoredLabel = -100;
@@ -135,4 +135,4 @@ at::Tensor token_losses(const DistillLossOptions& options, const at::Tensor& stu
 at::Tensor mean_loss(const at::Tensor& losses_T, const at::Tensor& labels_T,
                      std::optional<int64_t> num_tokens = std::nullopt);
 
-}  // namespace pare
+}  // namespace pare::distill

@@ -10,13 +10,13 @@
 #include "distill/rows.h"
 #include "quant/checked_tensor.h"
 
-namespace pare {
+namespace pare::distill {
 namespace {
 
 void check_like(const at::Tensor& tensor, const at::Tensor& like, at::ScalarType type, const std::string& name) {
   if (tensor.defined() && tensor.sizes() == like.sizes() && tensor.scalar_type() == type) return;
-  throw std::invalid_argument(name + ": expected " + at::toString(type) + " values of shape " + shape_text(like) +
-                              ", found " + found_text(tensor));
+  throw std::invalid_argument(name + ": expected " + at::toString(type) + " values of shape " +
+                              quant::shape_text(like) + ", found " + quant::found_text(tensor));
 }
 
 void check_matrix(const at::Tensor& matrix, const std::string& name) {
@@ -25,7 +25,7 @@ void check_matrix(const at::Tensor& matrix, const std::string& name) {
     return;
   }
   throw std::invalid_argument(name + ": expected a float32 or float64 matrix [sequences, tokens], found " +
-                              found_text(matrix));
+                              quant::found_text(matrix));
 }
 
 void check_finite_where(const at::Tensor& logs, const at::Tensor& mask, const std::string& name) {
@@ -82,10 +82,11 @@ at::Tensor clipped(const at::Tensor& returns_BT, const at::Tensor& ratio_BT, con
 
 void check(const MiniLlmOptions& options) {
   if (options.clip != RatioClip::none && options.weights != ImportanceWeights::single_step) {
-    throw std::invalid_argument("ratio_clip " + std::string(name_of(options.clip)) + ": expected importance_weights " +
-                                std::string(name_of(ImportanceWeights::single_step)) +
-                                ", whose ratio it clips, found " + std::string(name_of(options.weights)) +
-                                "; set ratio_clip to " + std::string(name_of(RatioClip::none)));
+    throw std::invalid_argument("ratio_clip " + std::string(runtime::name_of(options.clip)) +
+                                ": expected importance_weights " +
+                                std::string(runtime::name_of(ImportanceWeights::single_step)) +
+                                ", whose ratio it clips, found " + std::string(runtime::name_of(options.weights)) +
+                                "; set ratio_clip to " + std::string(runtime::name_of(RatioClip::none)));
   }
   if (!(options.clip_range >= 0.0 && options.clip_range <= 1.0)) {
     std::ostringstream message;
@@ -100,7 +101,8 @@ at::Tensor teacher_mixed_log_probs(const at::Tensor& teacher, const at::Tensor& 
   if (!teacher.defined() || !student.defined() || teacher.sizes() != student.sizes() ||
       teacher.scalar_type() != student.scalar_type() || !teacher.is_floating_point()) {
     throw std::invalid_argument("mixture of teacher and student: expected log-probabilities of one shape and type, " +
-                                std::string("found ") + found_text(teacher) + " and " + found_text(student));
+                                std::string("found ") + quant::found_text(teacher) + " and " +
+                                quant::found_text(student));
   }
   if (!(teacher_share >= 0.0 && teacher_share <= 1.0)) {
     std::ostringstream message;
@@ -172,4 +174,4 @@ at::Tensor minillm_losses(const SampledSequences& sequences, const MiniLlmOption
   return only_where(losses_BT, mask_BT);
 }
 
-}  // namespace pare
+}  // namespace pare::distill

@@ -34,7 +34,7 @@
 
 #include "distill/options.h"
 
-namespace pare {
+namespace pare::distill {
 
 // Returns log(share p + (1 - share) q), equation 4, without gradient. The arguments have any shape: those of tokens,
 // [B, T], or of whole distributions, [T, V]. -inf is a mass of 0. Throws std::invalid_argument for shapes or types that
@@ -85,4 +85,4 @@ at::Tensor minillm_weights(const SampledSequences& sequences, ImportanceWeights 
 // finite.
 at::Tensor minillm_losses(const SampledSequences& sequences, const MiniLlmOptions& options);
 
-}  // namespace pare
+}  // namespace pare::distill

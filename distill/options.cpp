@@ -1,8 +1,8 @@
 #include "distill/options.h"
 
-namespace pare {
+namespace pare::distill {
 
-void DistillLossOptions::fields(FieldVisitor& visit) {
+void DistillLossOptions::fields(runtime::FieldVisitor& visit) {
   visit(
       "loss", loss,
       "The student is trained to lower this loss. `hard_label` is the cross-entropy on the text and needs no teacher. "
@@ -33,7 +33,7 @@ void DistillLossOptions::fields(FieldVisitor& visit) {
         "out.");
 }
 
-void MiniLlmOptions::fields(FieldVisitor& visit) {
+void MiniLlmOptions::fields(runtime::FieldVisitor& visit) {
   visit("teacher_share", teacher_share, {.low = 0.0, .high = 1.0},
         "Sequences are drawn from a mixture in which the teacher has this share. 0 draws only from the student.");
   visit("single_step", single_step,
@@ -53,4 +53,4 @@ void MiniLlmOptions::fields(FieldVisitor& visit) {
         "The cross-entropy on the text has this weight next to the rewards. 0 leaves it out.");
 }
 
-}  // namespace pare
+}  // namespace pare::distill

@@ -7,7 +7,7 @@
 
 #include "runtime/format/fields.h"
 
-namespace pare {
+namespace pare::distill {
 
 // The loss that a student is trained to lower (losses.h). minillm is in minillm.h and works on sequences that the
 // student samples itself.
@@ -23,25 +23,26 @@ enum class DistillLoss {
   slim,
   minillm
 };
-inline std::span<const EnumName<DistillLoss>> enum_names(DistillLoss) {
-  static constexpr std::array<EnumName<DistillLoss>, 10> kNames = {{{DistillLoss::hard_label, "hard_label"},
-                                                                    {DistillLoss::soft_label, "soft_label"},
-                                                                    {DistillLoss::forward_kl, "forward_kl"},
-                                                                    {DistillLoss::reverse_kl, "reverse_kl"},
-                                                                    {DistillLoss::jensen_shannon, "jensen_shannon"},
-                                                                    {DistillLoss::skew_kl, "skew_kl"},
-                                                                    {DistillLoss::skew_reverse_kl, "skew_reverse_kl"},
-                                                                    {DistillLoss::total_variation, "total_variation"},
-                                                                    {DistillLoss::slim, "slim"},
-                                                                    {DistillLoss::minillm, "minillm"}}};
+inline std::span<const runtime::EnumName<DistillLoss>> enum_names(DistillLoss) {
+  static constexpr std::array<runtime::EnumName<DistillLoss>, 10> kNames = {
+      {{DistillLoss::hard_label, "hard_label"},
+       {DistillLoss::soft_label, "soft_label"},
+       {DistillLoss::forward_kl, "forward_kl"},
+       {DistillLoss::reverse_kl, "reverse_kl"},
+       {DistillLoss::jensen_shannon, "jensen_shannon"},
+       {DistillLoss::skew_kl, "skew_kl"},
+       {DistillLoss::skew_reverse_kl, "skew_reverse_kl"},
+       {DistillLoss::total_variation, "total_variation"},
+       {DistillLoss::slim, "slim"},
+       {DistillLoss::minillm, "minillm"}}};
   return kNames;
 }
 
 // Soft labels as a divergence or as a cross-entropy. The latter is larger by the teacher's entropy; gradients are the
 // same.
 enum class SoftForm { divergence, cross_entropy };
-inline std::span<const EnumName<SoftForm>> enum_names(SoftForm) {
-  static constexpr std::array<EnumName<SoftForm>, 2> kNames = {
+inline std::span<const runtime::EnumName<SoftForm>> enum_names(SoftForm) {
+  static constexpr std::array<runtime::EnumName<SoftForm>, 2> kNames = {
       {{SoftForm::divergence, "divergence"}, {SoftForm::cross_entropy, "cross_entropy"}}};
   return kNames;
 }
@@ -68,7 +69,7 @@ struct DistillLossOptions {
   // (hidden_states.h), averaged over blocks. 0: none.
   double hidden_weight = 0.0;
 
-  void fields(FieldVisitor& visit);
+  void fields(runtime::FieldVisitor& visit);
 };
 
 // The correction for sequences that come from the mixture of teacher and student, or from an older student, instead of
@@ -76,8 +77,8 @@ struct DistillLossOptions {
 // probabilities. cumulative: the product of the ratios up to this token. exact: every reward has the product of the
 // ratios up to its own token.
 enum class ImportanceWeights { none, single_step, cumulative, exact };
-inline std::span<const EnumName<ImportanceWeights>> enum_names(ImportanceWeights) {
-  static constexpr std::array<EnumName<ImportanceWeights>, 4> kNames = {
+inline std::span<const runtime::EnumName<ImportanceWeights>> enum_names(ImportanceWeights) {
+  static constexpr std::array<runtime::EnumName<ImportanceWeights>, 4> kNames = {
       {{ImportanceWeights::none, "none"},
        {ImportanceWeights::single_step, "single_step"},
        {ImportanceWeights::cumulative, "cumulative"},
@@ -88,8 +89,8 @@ inline std::span<const EnumName<ImportanceWeights>> enum_names(ImportanceWeights
 // The clipping of the ratio. none: it is not clipped. ratio: min(ratio, 1 + range). surrogate: PPO's, the lower of
 // return times ratio and return times the ratio held within 1 - range .. 1 + range.
 enum class RatioClip { none, ratio, surrogate };
-inline std::span<const EnumName<RatioClip>> enum_names(RatioClip) {
-  static constexpr std::array<EnumName<RatioClip>, 3> kNames = {
+inline std::span<const runtime::EnumName<RatioClip>> enum_names(RatioClip) {
+  static constexpr std::array<runtime::EnumName<RatioClip>, 3> kNames = {
       {{RatioClip::none, "none"}, {RatioClip::ratio, "ratio"}, {RatioClip::surrogate, "surrogate"}}};
   return kNames;
 }
@@ -110,7 +111,7 @@ struct MiniLlmOptions {
   double language_model_weight = 1.0;          // factor of the cross-entropy on plain text beside the estimator; 0:
                                                // none
 
-  void fields(FieldVisitor& visit);
+  void fields(runtime::FieldVisitor& visit);
 };
 
-}  // namespace pare
+}  // namespace pare::distill

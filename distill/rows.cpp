@@ -10,7 +10,7 @@
 #include <limits>
 #include <numbers>
 
-namespace pare {
+namespace pare::distill {
 namespace {
 
 at::Tensor finite_shift(const at::Tensor& largest_R1) {
@@ -65,4 +65,4 @@ at::Tensor log_of_mixture(const at::Tensor& a, const at::Tensor& b, double share
   return first.sub(larger).exp().add(second.sub(larger).exp()).log().add(larger);
 }
 
-}  // namespace pare
+}  // namespace pare::distill

@@ -5,7 +5,7 @@
 
 #include <limits>
 
-namespace pare {
+namespace pare::distill {
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -43,4 +43,4 @@ at::Tensor finite_logs(const at::Tensor& logs);
 // and its gradient is NaN.
 at::Tensor log_of_mixture(const at::Tensor& a, const at::Tensor& b, double share);
 
-}  // namespace pare
+}  // namespace pare::distill

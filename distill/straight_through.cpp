@@ -14,21 +14,22 @@
 #include "distill/by_ops.h"
 #include "quant/checked_tensor.h"
 
-namespace pare {
+namespace pare::distill {
 namespace {
 
 constexpr int64_t kRowsOfTask = 8;
 
 void check(bool fits, const std::string& what, const at::Tensor& found) {
   if (fits) return;
-  throw std::invalid_argument("trained grid: expected " + what + ", found " +
-                              (found.defined() ? found.toString() + " " + shape_text(found) : std::string("none")));
+  throw std::invalid_argument(
+      "trained grid: expected " + what + ", found " +
+      (found.defined() ? found.toString() + " " + quant::shape_text(found) : std::string("none")));
 }
 
 void check_values(const at::Tensor& values_OI, const TrainedGrid& grid, const std::string& name) {
   check(values_OI.defined() && values_OI.scalar_type() == at::kFloat && values_OI.sizes() == grid.start_OI.sizes() &&
             values_OI.is_contiguous(),
-        name + " as contiguous float32 " + shape_text(grid.start_OI), values_OI);
+        name + " as contiguous float32 " + quant::shape_text(grid.start_OI), values_OI);
 }
 
 void check_grid(const TrainedGrid& grid, const at::Tensor& offsets_OI) {
@@ -38,7 +39,7 @@ void check_grid(const TrainedGrid& grid, const at::Tensor& offsets_OI) {
   check_values(offsets_OI, grid, "offsets");
   check(!grid.kept_OI.defined() || (grid.kept_OI.scalar_type() == at::kBool &&
                                     grid.kept_OI.sizes() == grid.start_OI.sizes() && grid.kept_OI.is_contiguous()),
-        "kept as contiguous bool " + shape_text(grid.start_OI), grid.kept_OI);
+        "kept as contiguous bool " + quant::shape_text(grid.start_OI), grid.kept_OI);
   check(grid.group_I.defined() && grid.group_I.scalar_type() == at::kLong && grid.group_I.dim() == 1 &&
             grid.group_I.size(0) == grid.start_OI.size(1) && grid.group_I.is_contiguous(),
         "a group of every column, contiguous int64 [I]", grid.group_I);
@@ -50,7 +51,7 @@ void check_grid(const TrainedGrid& grid, const at::Tensor& offsets_OI) {
 void check_scales(const TrainedGrid& grid, const at::Tensor& scales_OG) {
   check(scales_OG.defined() && scales_OG.scalar_type() == at::kFloat && scales_OG.sizes() == grid.zeros_OG.sizes() &&
             scales_OG.is_contiguous(),
-        "scales as contiguous float32 " + shape_text(grid.zeros_OG), scales_OG);
+        "scales as contiguous float32 " + quant::shape_text(grid.zeros_OG), scales_OG);
 }
 
 // Neighbouring columns of one group. With a stored order of activations, a run may be as short as one column.
@@ -178,4 +179,4 @@ at::Tensor grid_gradients(const TrainedGrid& grid, const at::Tensor& offsets_OI,
   return by_scale_OG;
 }
 
-}  // namespace pare
+}  // namespace pare::distill

@@ -14,7 +14,7 @@
 
 #include <cstdint>
 
-namespace pare {
+namespace pare::distill {
 
 // The parts of one linear, W [O, I] in G groups of columns, that stay fixed while it is trained.
 struct TrainedGrid {
@@ -39,4 +39,4 @@ at::Tensor weight_of(const TrainedGrid& grid, const at::Tensor& offsets_OI, cons
 at::Tensor grid_gradients(const TrainedGrid& grid, const at::Tensor& offsets_OI, const at::Tensor& scales_OG,
                           at::Tensor& gradient_OI);
 
-}  // namespace pare
+}  // namespace pare::distill

@@ -9,7 +9,7 @@
 
 #include "quant/checked_tensor.h"
 
-namespace pare {
+namespace pare::distill {
 namespace {
 
 void check_count(const std::string& what, int64_t num_kept, int64_t num_all) {
@@ -50,8 +50,9 @@ ChannelMap scaled_groups(const ChannelGroups& groups, const auto& factor) {
 
 at::Tensor checked_vector(const at::Tensor& vector) {
   if (!vector.defined() || vector.dim() != 1 || vector.scalar_type() != at::kFloat || !vector.device().is_cpu()) {
-    throw std::invalid_argument("a student's vector: expected float32 [channels], found " +
-                                (vector.defined() ? vector.toString() + " of shape " + shape_text(vector) : "none"));
+    throw std::invalid_argument(
+        "a student's vector: expected float32 [channels], found " +
+        (vector.defined() ? vector.toString() + " of shape " + quant::shape_text(vector) : "none"));
   }
   return vector.detach().contiguous();
 }
@@ -255,7 +256,7 @@ at::Tensor map_vector(const at::Tensor& vector, const ChannelMap& map) {
 }
 
 at::Tensor map_matrix(const at::Tensor& weight_OI, const ChannelMap& rows, const ChannelMap& columns) {
-  const at::Tensor source = checked_float_matrix(weight_OI, "a student's weight");
+  const at::Tensor source = quant::checked_float_matrix(weight_OI, "a student's weight");
   check_channels(rows, source.size(0), "rows");
   check_channels(columns, source.size(1), "columns");
   const int64_t num_in = source.size(1);
@@ -287,8 +288,8 @@ at::Tensor mean_of_tensors(std::span<const at::Tensor> tensors) {
   std::vector<at::Tensor> sources;
   for (const at::Tensor& tensor : tensors) {
     if (tensor.scalar_type() != at::kFloat || tensor.sizes() != first.sizes()) {
-      throw std::invalid_argument("the mean of tensors: expected float32 " + shape_text(first) + ", found " +
-                                  tensor.toString() + " of shape " + shape_text(tensor));
+      throw std::invalid_argument("the mean of tensors: expected float32 " + quant::shape_text(first) + ", found " +
+                                  tensor.toString() + " of shape " + quant::shape_text(tensor));
     }
     sources.push_back(tensor.detach().contiguous());
   }
@@ -303,7 +304,7 @@ at::Tensor mean_of_tensors(std::span<const at::Tensor> tensors) {
 }
 
 std::vector<double> row_energies(const at::Tensor& weight_OI) {
-  const at::Tensor weight = checked_float_matrix(weight_OI, "a student's weight");
+  const at::Tensor weight = quant::checked_float_matrix(weight_OI, "a student's weight");
   std::vector<double> energies(static_cast<size_t>(weight.size(0)), 0.0);
   const float* values = weight.const_data_ptr<float>();
   for (int64_t o = 0; o < weight.size(0); ++o) {
@@ -316,7 +317,7 @@ std::vector<double> row_energies(const at::Tensor& weight_OI) {
 }
 
 std::vector<double> column_energies(const at::Tensor& weight_OI) {
-  const at::Tensor weight = checked_float_matrix(weight_OI, "a student's weight");
+  const at::Tensor weight = quant::checked_float_matrix(weight_OI, "a student's weight");
   std::vector<double> energies(static_cast<size_t>(weight.size(1)), 0.0);
   const float* values = weight.const_data_ptr<float>();
   for (int64_t o = 0; o < weight.size(0); ++o) {
@@ -328,4 +329,4 @@ std::vector<double> column_energies(const at::Tensor& weight_OI) {
   return energies;
 }
 
-}  // namespace pare
+}  // namespace pare::distill

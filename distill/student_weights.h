@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace pare {
+namespace pare::distill {
 
 // --- Layers ----------------------------------------------------------------------------------------------------------
 
@@ -118,4 +118,4 @@ at::Tensor mean_of_tensors(std::span<const at::Tensor> tensors);
 std::vector<double> row_energies(const at::Tensor& weight_OI);
 std::vector<double> column_energies(const at::Tensor& weight_OI);
 
-}  // namespace pare
+}  // namespace pare::distill

@@ -23,7 +23,7 @@
 #include "distill/rows.h"
 #include "quant/checked_tensor.h"
 
-namespace pare {
+namespace pare::distill {
 namespace {
 
 constexpr int64_t kRowGrain = 2;  // one row costs as much as two: row_sums
@@ -51,7 +51,7 @@ void check_positive(double temperature) {
 void check_logits(const at::Tensor& logits, const std::string& whose) {
   if (logits.defined() && logits.dim() == 2 && logits.is_floating_point() && logits.numel() > 0) return;
   throw std::invalid_argument(whose + " logits: expected a floating-point matrix [tokens, vocabulary], found " +
-                              found_text(logits));
+                              quant::found_text(logits));
 }
 
 at::Tensor scaled(const at::Tensor& logits, double temperature) {
@@ -168,7 +168,7 @@ void check_shapes(const TruncatedLogits& truncated) {
   if (!ids.defined() || ids.dim() != 2 || ids.numel() == 0 ||
       (ids.scalar_type() != at::kLong && ids.scalar_type() != at::kInt)) {
     throw std::invalid_argument("truncated teacher's ids: expected an int32 or int64 matrix [tokens, K], found " +
-                                found_text(ids));
+                                quant::found_text(ids));
   }
   if (ids.size(1) > truncated.num_vocabulary) {
     throw std::invalid_argument("truncated teacher: expected at most " + std::to_string(truncated.num_vocabulary) +
@@ -177,7 +177,7 @@ void check_shapes(const TruncatedLogits& truncated) {
   const at::Tensor &log_probs = truncated.log_probs_TK, &tails = truncated.log_tails_TN;
   if (!log_probs.defined() || log_probs.sizes() != ids.sizes() || !log_probs.is_floating_point()) {
     throw std::invalid_argument("truncated teacher's log-probabilities: expected floating point of the shape " +
-                                shape_text(ids) + " of its ids, found " + found_text(log_probs));
+                                quant::shape_text(ids) + " of its ids, found " + quant::found_text(log_probs));
   }
   if (truncated.temperatures.empty() ||
       !std::all_of(truncated.temperatures.begin(), truncated.temperatures.end(), is_positive)) {
@@ -188,7 +188,7 @@ void check_shapes(const TruncatedLogits& truncated) {
       tails.size(1) != num_temperatures(truncated)) {
     throw std::invalid_argument("truncated teacher's tails: expected floating point of shape [" +
                                 std::to_string(ids.size(0)) + ", " + std::to_string(num_temperatures(truncated)) +
-                                "], one for each token and temperature, found " + found_text(tails));
+                                "], one for each token and temperature, found " + quant::found_text(tails));
   }
 }
 
@@ -317,7 +317,7 @@ void TeacherLogits::check_student(const at::Tensor& student_TV) const {
   if (student_TV.size(0) != num_tokens() || student_TV.size(1) != num_vocabulary()) {
     throw std::invalid_argument("student logits: expected the shape [" + std::to_string(num_tokens()) + ", " +
                                 std::to_string(num_vocabulary()) + "] of the teacher's, found " +
-                                shape_text(student_TV));
+                                quant::shape_text(student_TV));
   }
 }
 
@@ -394,4 +394,4 @@ TeacherLogits TeacherLogits::truncated(int64_t num_kept, double temperature) con
                                        .log_tails_TN = tail_T.unsqueeze(1)});
 }
 
-}  // namespace pare
+}  // namespace pare::distill

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace pare {
+namespace pare::distill {
 
 struct TruncatedLogits {
   int64_t num_vocabulary = 0;             // V
@@ -92,4 +92,4 @@ class TeacherLogits {
   TruncatedLogits truncated_;  // ids int64
 };
 
-}  // namespace pare
+}  // namespace pare::distill

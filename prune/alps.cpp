@@ -25,7 +25,7 @@
 #include "quant/checked_tensor.h"
 #include "quant/row_chunks.h"
 
-namespace pare {
+namespace pare::prune {
 namespace {
 
 void check_options(const AlpsOptions& options) {
@@ -49,7 +49,7 @@ double penalty_of(const AlpsOptions& options, int index) {
 struct Layer {
   at::Tensor target_OI;             // checked
   at::Tensor wanda_OI;              // Wanda's mask
-  SparsePattern pattern;            // if dense, num_kept_O counts instead
+  runtime::SparsePattern pattern;   // if dense, num_kept_O counts instead
   std::vector<int64_t> num_kept_O;  // weights to keep in each row
   at::Tensor allowed_OI;            // contiguous; undefined: all
 };
@@ -65,11 +65,11 @@ struct Chunk {
 
 Layer make_layer(const at::Tensor& target_OI, const KeepRule& rule, const NormalizedHessian& hessian,
                  const at::Tensor& allowed_OI) {
-  Layer layer{checked_weight(target_OI), {}, {}, {}, {}};
+  Layer layer{quant::checked_weight(target_OI), {}, {}, {}, {}};
   const int64_t num_in = layer.target_OI.size(1);
   if (hessian.hessian_II.size(0) != num_in) {
     throw std::invalid_argument("alps: expected a Hessian of the weight's " + std::to_string(num_in) +
-                                " columns, found " + shape_text(hessian.hessian_II));
+                                " columns, found " + quant::shape_text(hessian.hessian_II));
   }
   // These are Wanda's scores under the damped H, so that they are the numbers of the first projection.
   layer.wanda_OI = keep_best(layer.target_OI.mul(hessian.root_I).abs_(), rule);
@@ -80,7 +80,7 @@ Layer make_layer(const at::Tensor& target_OI, const KeepRule& rule, const Normal
     }
     layer.wanda_OI = layer.wanda_OI.logical_and(layer.allowed_OI);  // scores are 0 elsewhere
   }
-  if (const SparsePattern* pattern = std::get_if<SparsePattern>(&rule)) {
+  if (const runtime::SparsePattern* pattern = std::get_if<runtime::SparsePattern>(&rule)) {
     layer.pattern = *pattern;
     return layer;
   }
@@ -200,7 +200,7 @@ std::vector<AlpsResult> alps(const std::vector<at::Tensor>& targets_OI, const st
   }
   std::vector<Chunk> chunks = make_chunks(layers);
   const auto for_chunks = [&](const std::function<void(Chunk&)>& body) {
-    for_row_chunks(static_cast<int64_t>(chunks.size()), 1, [&](int64_t index, int64_t) { body(chunks[index]); });
+    quant::for_row_chunks(static_cast<int64_t>(chunks.size()), 1, [&](int64_t index, int64_t) { body(chunks[index]); });
   };
   for_chunks([&](Chunk& chunk) { begin(chunk, hessian); });
   for (int index = 0; index < options.num_penalties; ++index) {
@@ -230,4 +230,4 @@ std::vector<AlpsResult> alps(const std::vector<at::Tensor>& targets_OI, const st
   return results;
 }
 
-}  // namespace pare
+}  // namespace pare::prune

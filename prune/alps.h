@@ -12,7 +12,7 @@
 #include "prune/normalized_hessian.h"
 #include "prune/options.h"
 
-namespace pare {
+namespace pare::prune {
 
 struct AlpsResult {
   PrunedWeight pruned;
@@ -33,4 +33,4 @@ std::vector<AlpsResult> alps(const std::vector<at::Tensor>& targets_OI, const st
                              const NormalizedHessian& hessian, const AlpsOptions& options,
                              const ResolveOptions& resolving, const std::vector<at::Tensor>& allowed_OI = {});
 
-}  // namespace pare
+}  // namespace pare::prune

@@ -4,10 +4,10 @@
 
 #include "quant/checked_tensor.h"
 
-namespace pare {
+namespace pare::prune {
 
 at::Tensor magnitude_scores(const at::Tensor& weight_OI) {
-  return checked_weight(weight_OI).abs();
+  return quant::checked_weight(weight_OI).abs();
 }
 
 PrunedWeight magnitude(const at::Tensor& weight_OI, const KeepRule& rule) {
@@ -15,4 +15,4 @@ PrunedWeight magnitude(const at::Tensor& weight_OI, const KeepRule& rule) {
   return {masked(weight_OI, kept_OI), kept_OI};
 }
 
-}  // namespace pare
+}  // namespace pare::prune

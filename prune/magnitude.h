@@ -3,7 +3,7 @@
 
 #include "prune/mask.h"
 
-namespace pare {
+namespace pare::prune {
 
 // Returns |w|, float32 [O, I]. Throws std::invalid_argument as checked_weight does.
 at::Tensor magnitude_scores(const at::Tensor& weight_OI);
@@ -11,4 +11,4 @@ at::Tensor magnitude_scores(const at::Tensor& weight_OI);
 // Prunes weight_OI, float32 [O, I]. Kept weights stay as they are. Throws as magnitude_scores and keep_best do.
 PrunedWeight magnitude(const at::Tensor& weight_OI, const KeepRule& rule);
 
-}  // namespace pare
+}  // namespace pare::prune

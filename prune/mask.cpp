@@ -16,7 +16,7 @@
 #include "quant/checked_tensor.h"
 #include "quant/row_chunks.h"
 
-namespace pare {
+namespace pare::prune {
 namespace {
 
 constexpr int64_t kRowChunk = 64;
@@ -25,8 +25,8 @@ constexpr int kHalfBits = 16;
 constexpr uint32_t kLowerHalf = (1u << kHalfBits) - 1;
 
 at::Tensor checked_scores(const at::Tensor& scores_OI) {
-  at::Tensor scores = checked_float_matrix(scores_OI, "scores");
-  check_finite(scores, "scores", "the weight or its statistics are damaged");
+  at::Tensor scores = quant::checked_float_matrix(scores_OI, "scores");
+  quant::check_finite(scores, "scores", "the weight or its statistics are damaged");
   const float* values = scores.const_data_ptr<float>();
   const float* negative = std::find_if(values, values + scores.numel(), [](float value) { return value < 0.0f; });
   if (negative != values + scores.numel()) {
@@ -45,7 +45,7 @@ at::Tensor keep_in_rows(const at::Tensor& scores, const std::function<void(const
   at::Tensor kept_OI = at::empty(scores.sizes(), at::kBool);
   const float* values = scores.const_data_ptr<float>();
   bool* kept = kept_OI.mutable_data_ptr<bool>();
-  for_row_chunks(scores.size(0), kRowChunk, [&](int64_t first_row, int64_t num_rows) {
+  quant::for_row_chunks(scores.size(0), kRowChunk, [&](int64_t first_row, int64_t num_rows) {
     for (int64_t row = first_row; row < first_row + num_rows; ++row) {
       keep_row(values + row * num_in, row, kept + row * num_in);
     }
@@ -60,7 +60,7 @@ void keep_above(const float* scores, int64_t count, float threshold, int64_t num
   }
 }
 
-at::Tensor keep_by(const at::Tensor& scores, const SparsePattern& pattern) {
+at::Tensor keep_by(const at::Tensor& scores, const runtime::SparsePattern& pattern) {
   check_pattern(pattern, scores.size(1));
   return keep_in_rows(scores, [&](const float* scores_I, int64_t, bool* kept_I) {
     keep_pattern_of_row(scores_I, scores.size(1), pattern, kept_I);
@@ -111,7 +111,7 @@ int64_t num_kept_of(int64_t count, double ratio) {
   return count - std::llround(ratio * static_cast<double>(count));
 }
 
-void check_pattern(const SparsePattern& pattern, int64_t num_in) {
+void check_pattern(const runtime::SparsePattern& pattern, int64_t num_in) {
   const std::string found = std::to_string(pattern.num_kept) + ":" + std::to_string(pattern.group);
   if (!(0 < pattern.num_kept && pattern.num_kept < pattern.group)) {
     throw std::invalid_argument("pattern: expected N:M with 0 < N < M, found " + found);
@@ -136,7 +136,7 @@ void keep_best_of_row(const float* scores_I, int64_t num_in, int64_t num_kept, b
   keep_above(scores_I, num_in, threshold, num_kept - num_above, kept_I);
 }
 
-void keep_pattern_of_row(const float* scores_I, int64_t num_in, const SparsePattern& pattern, bool* kept_I) {
+void keep_pattern_of_row(const float* scores_I, int64_t num_in, const runtime::SparsePattern& pattern, bool* kept_I) {
   const int64_t group = pattern.group;
   if (group > kMaxRanked) {
     for (int64_t i = 0; i < num_in; i += group) keep_best_of_row(scores_I + i, group, pattern.num_kept, kept_I + i);
@@ -184,13 +184,13 @@ at::Tensor checked_mask(const at::Tensor& kept_OI, const at::Tensor& weight_OI) 
   if (!kept_OI.defined() || kept_OI.scalar_type() != at::kBool || kept_OI.sizes() != weight_OI.sizes() ||
       !kept_OI.device().is_cpu()) {
     throw std::invalid_argument(
-        "mask: expected bool values of the weight's shape " + shape_text(weight_OI) + " in host memory, found " +
-        (kept_OI.defined() ? kept_OI.toString() + " of shape " + shape_text(kept_OI) : std::string("none")));
+        "mask: expected bool values of the weight's shape " + quant::shape_text(weight_OI) + " in host memory, found " +
+        (kept_OI.defined() ? kept_OI.toString() + " of shape " + quant::shape_text(kept_OI) : std::string("none")));
   }
   return kept_OI.contiguous();
 }
 
-bool has_pattern(const at::Tensor& kept_OI, const SparsePattern& pattern) {
+bool has_pattern(const at::Tensor& kept_OI, const runtime::SparsePattern& pattern) {
   check_pattern(pattern, kept_OI.size(1));
   return kept_OI.reshape({-1, pattern.group}).sum(1).max().item<int64_t>() <= pattern.num_kept;
 }
@@ -243,4 +243,4 @@ const std::vector<KeepAbove>& GlobalThreshold::rules() const {
   return rules_;
 }
 
-}  // namespace pare
+}  // namespace pare::prune

@@ -10,7 +10,7 @@
 
 #include "runtime/format/linear_weights.h"
 
-namespace pare {
+namespace pare::prune {
 
 // Rules that say how many weights of a layer are kept, and which weights compete with one another.
 struct KeepOfRows {  // keeps the same number in every row (Wanda's way for unstructured sparsity)
@@ -23,7 +23,7 @@ struct KeepAbove {         // keeps the best of several layers: GlobalThreshold 
   float threshold = 0.0f;  // scores above it are kept, and of those equal to it ...
   int64_t num_equal = 0;   // ... the first num_equal, row-major
 };
-using KeepRule = std::variant<SparsePattern, KeepOfRows, KeepOfLayer, KeepAbove>;
+using KeepRule = std::variant<runtime::SparsePattern, KeepOfRows, KeepOfLayer, KeepAbove>;
 
 // Returns how many of `count` weights stay when the share `ratio` of them is dropped: count - round(ratio * count).
 // Throws std::invalid_argument for a ratio outside 0 .. 1.
@@ -38,7 +38,7 @@ at::Tensor keep_best(const at::Tensor& scores_OI, const KeepRule& rule);
 at::Tensor keep_best_of_rows(const at::Tensor& scores_OI, const std::vector<int64_t>& num_kept_O);
 
 // Throws std::invalid_argument, as keep_best does, when `num_in` inputs cannot have the pattern.
-void check_pattern(const SparsePattern& pattern, int64_t num_in);
+void check_pattern(const runtime::SparsePattern& pattern, int64_t num_in);
 
 // Returns a copy of the weight, float32 [O, I], with +0 where kept_OI is false.
 at::Tensor masked(const at::Tensor& weight_OI, const at::Tensor& kept_OI);
@@ -47,12 +47,12 @@ at::Tensor masked(const at::Tensor& weight_OI, const at::Tensor& kept_OI);
 at::Tensor checked_mask(const at::Tensor& kept_OI, const at::Tensor& weight_OI);
 
 // Returns whether kept_OI has at most pattern.num_kept in each group of the pattern.
-bool has_pattern(const at::Tensor& kept_OI, const SparsePattern& pattern);
+bool has_pattern(const at::Tensor& kept_OI, const runtime::SparsePattern& pattern);
 
 // Choose the mask of one row whose scores are not checked: kept_I[i] says whether score i is among the num_kept largest
 // of all, or of its group of the pattern. They are for loops that choose masks again and again.
 void keep_best_of_row(const float* scores_I, int64_t num_in, int64_t num_kept, bool* kept_I);
-void keep_pattern_of_row(const float* scores_I, int64_t num_in, const SparsePattern& pattern, bool* kept_I);
+void keep_pattern_of_row(const float* scores_I, int64_t num_in, const runtime::SparsePattern& pattern, bool* kept_I);
 
 struct PrunedWeight {
   at::Tensor weight_OI;  // float32, zero where it is not kept
@@ -89,4 +89,4 @@ class GlobalThreshold {
   std::vector<KeepAbove> rules_;
 };
 
-}  // namespace pare
+}  // namespace pare::prune

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-namespace pare {
+namespace pare::prune {
 namespace {
 
 double dot(const float* a_I, const float* b_I, int64_t num_in) {
@@ -100,4 +100,4 @@ void store_rows(const MaskedRows& rows, const NormalizedHessian& hessian, const 
   }
 }
 
-}  // namespace pare
+}  // namespace pare::prune

@@ -9,7 +9,7 @@
 
 #include "prune/normalized_hessian.h"
 
-namespace pare {
+namespace pare::prune {
 
 inline constexpr int64_t kMaskedRowChunk = 96;
 
@@ -34,4 +34,4 @@ void conjugate_gradients(MaskedRows& rows, const at::Tensor& normalized_II, int 
 void store_rows(const MaskedRows& rows, const NormalizedHessian& hessian, const at::Tensor& own_OI, int64_t first_row,
                 at::Tensor& out_OI);
 
-}  // namespace pare
+}  // namespace pare::prune

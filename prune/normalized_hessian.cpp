@@ -13,7 +13,7 @@
 #include "quant/factorization.h"
 #include "quant/row_chunks.h"
 
-namespace pare {
+namespace pare::prune {
 namespace {
 
 constexpr int64_t kInverseRowChunk = 128;
@@ -26,7 +26,7 @@ NormalizedHessian normalize(const at::Tensor& hessian_II, double damping) {
   if (!(damping >= 0.0 && damping <= 1.0)) {
     throw std::invalid_argument("damping: expected a number from 0 to 1, found " + std::to_string(damping));
   }
-  NormalizedHessian result{checked_hessian(hessian_II), {}, {}, 0.0};
+  NormalizedHessian result{quant::checked_hessian(hessian_II), {}, {}, 0.0};
   const int64_t size = result.hessian_II.size(0);
   const float* hessian = result.hessian_II.const_data_ptr<float>();
   double sum = 0.0;
@@ -61,7 +61,7 @@ at::Tensor shifted_inverse(const NormalizedHessian& hessian, double penalty) {
   }
   at::Tensor shifted_II = hessian.normalized_II.to(at::kDouble);
   shifted_II.diagonal().add_(penalty);
-  const std::optional<at::Tensor> factor = inverse_upper_factor(shifted_II);
+  const std::optional<at::Tensor> factor = quant::inverse_upper_factor(shifted_II);
   if (!factor) {
     throw std::invalid_argument(
         "Hessian: expected a positive semidefinite matrix, as a mean of x x^T is, found eigenvalues below 0");
@@ -73,7 +73,7 @@ at::Tensor shifted_inverse(const NormalizedHessian& hessian, double penalty) {
   float* inverse = inverse_II.mutable_data_ptr<float>();
   // Column i of U ends at row i, so the product's rows up to the diagonal need no more of it. The rest is mirrored, so
   // that the inverse is symmetric to the bit.
-  for_row_chunks(size, kInverseRowChunk, [&](int64_t begin, int64_t width) {
+  quant::for_row_chunks(size, kInverseRowChunk, [&](int64_t begin, int64_t width) {
     const int64_t end = begin + width;
     const at::Tensor above = upper_II.narrow(0, 0, end);
     inverse_II.narrow(0, begin, width)
@@ -91,7 +91,7 @@ RowTraces row_traces(const at::Tensor& weight_OI, const at::Tensor& other_OI, co
   const int64_t num_out = weight_OI.size(0), num_in = weight_OI.size(1);
   RowTraces traces{std::vector<double>(num_out, 0.0), std::vector<double>(num_out, 0.0)};
   const float* roots = hessian.root_I.const_data_ptr<float>();
-  for_row_chunks(num_out, kTraceRowChunk, [&](int64_t first_row, int64_t num_rows) {
+  quant::for_row_chunks(num_out, kTraceRowChunk, [&](int64_t first_row, int64_t num_rows) {
     const at::Tensor error_RI = weight_OI.narrow(0, first_row, num_rows)
                                     .to(at::kDouble)
                                     .sub(other_OI.narrow(0, first_row, num_rows).to(at::kDouble));
@@ -119,4 +119,4 @@ RowTraces row_traces(const at::Tensor& weight_OI, const at::Tensor& other_OI, co
   return traces;
 }
 
-}  // namespace pare
+}  // namespace pare::prune

@@ -7,7 +7,7 @@
 
 #include <vector>
 
-namespace pare {
+namespace pare::prune {
 
 struct NormalizedHessian {
   at::Tensor hessian_II;     // float32, as given
@@ -33,4 +33,4 @@ struct RowTraces {
 // weight_OI and other_OI are float32 [O, I]. Any number of threads gives the same bits.
 RowTraces row_traces(const at::Tensor& weight_OI, const at::Tensor& other_OI, const NormalizedHessian& hessian);
 
-}  // namespace pare
+}  // namespace pare::prune

@@ -11,27 +11,27 @@
 #include "runtime/format/fields.h"
 #include "runtime/format/linear_weights.h"
 
-namespace pare {
+namespace pare::prune {
 
 inline constexpr std::string_view kUnstructured = "unstructured";
 // The texts that `pattern:` takes.
-inline constexpr TextForm kPatternForm = {"N:M or unstructured", "^([1-9][0-9]*:[1-9][0-9]*|unstructured)$"};
+inline constexpr runtime::TextForm kPatternForm = {"N:M or unstructured", "^([1-9][0-9]*:[1-9][0-9]*|unstructured)$"};
 
 // Reads "N:M", which keeps N of M consecutive inputs, 0 < N < M. kUnstructured gives {0, 0}. Throws
 // std::invalid_argument for any other text.
-SparsePattern parse_pattern(std::string_view text);
+runtime::SparsePattern parse_pattern(std::string_view text);
 // Returns the text that parse_pattern reads back.
-std::string pattern_text(const SparsePattern& pattern);
+std::string pattern_text(const runtime::SparsePattern& pattern);
 
 // The weights among which the ratio of unstructured sparsity holds. row: each row of a layer. layer: each layer.
 // global: all layers together, whose scores must then be comparable, as magnitudes are. owl: each layer has a ratio of
 // its own, found by outliers (owl.h) and held in each row.
 enum class Allocation { row, layer, global, owl };
-inline std::span<const EnumName<Allocation>> enum_names(Allocation) {
-  static constexpr std::array<EnumName<Allocation>, 4> kNames = {{{Allocation::row, "row"},
-                                                                  {Allocation::layer, "layer"},
-                                                                  {Allocation::global, "global"},
-                                                                  {Allocation::owl, "owl"}}};
+inline std::span<const runtime::EnumName<Allocation>> enum_names(Allocation) {
+  static constexpr std::array<runtime::EnumName<Allocation>, 4> kNames = {{{Allocation::row, "row"},
+                                                                           {Allocation::layer, "layer"},
+                                                                           {Allocation::global, "global"},
+                                                                           {Allocation::owl, "owl"}}};
   return kNames;
 }
 
@@ -40,16 +40,16 @@ struct SparsityOptions {
   double ratio = 0.5;                       // unstructured: the share of weights that become zero; 0 .. 1
   Allocation allocation = Allocation::row;  // for unstructured sparsity
 
-  void fields(FieldVisitor& visit);
+  void fields(runtime::FieldVisitor& visit);
   // The same for a pass that has only these allocations.
-  void fields(FieldVisitor& visit, std::span<const Allocation> allocations);
+  void fields(runtime::FieldVisitor& visit, std::span<const Allocation> allocations);
 };
 
 struct OwlOptions {
   double outlier = 5.0;  // an outlier's score exceeds this multiple of its layer's mean; > 0
   double bound = 0.08;   // the most by which a layer's ratio differs from the one asked for
 
-  void fields(FieldVisitor& visit);
+  void fields(runtime::FieldVisitor& visit);
 };
 
 inline constexpr int kMaxSolverRounds = 10000;
@@ -62,7 +62,7 @@ struct ResolveOptions {
                             // minimized; 0 .. 1
   bool exact = false;       // one factorization in float64 for each row, in place of the steps
 
-  void fields(FieldVisitor& visit);
+  void fields(runtime::FieldVisitor& visit);
 };
 
 // Returns the bytes that each thread of an exact solution holds for rows that keep this many columns: the matrix, its
@@ -79,16 +79,16 @@ struct AlpsOptions {
   int num_penalties = 12;  // ... in this many values
   int rounds = 5;          // rounds of ADMM at each penalty
 
-  void fields(FieldVisitor& visit);
+  void fields(runtime::FieldVisitor& visit);
 };
 
 // The method that chooses a mask. sweep: the column loop that also makes up for what is dropped (SparseGPT). alps:
 // ADMM.
 enum class MaskChooser { sweep, alps };
-inline std::span<const EnumName<MaskChooser>> enum_names(MaskChooser) {
-  static constexpr std::array<EnumName<MaskChooser>, 2> kNames = {
+inline std::span<const runtime::EnumName<MaskChooser>> enum_names(MaskChooser) {
+  static constexpr std::array<runtime::EnumName<MaskChooser>, 2> kNames = {
       {{MaskChooser::sweep, "sweep"}, {MaskChooser::alps, "alps"}}};
   return kNames;
 }
 
-}  // namespace pare
+}  // namespace pare::prune

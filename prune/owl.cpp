@@ -6,7 +6,7 @@
 
 #include "quant/checked_tensor.h"
 
-namespace pare {
+namespace pare::prune {
 
 double outlier_share(const std::vector<at::Tensor>& scores, double multiple) {
   if (!(multiple > 0.0) || !std::isfinite(multiple)) {
@@ -16,8 +16,8 @@ double outlier_share(const std::vector<at::Tensor>& scores, double multiple) {
   int64_t count = 0, num_outliers = 0;
   std::vector<at::Tensor> checked;
   for (const at::Tensor& layer : scores) {
-    checked.push_back(checked_float_matrix(layer, "scores"));
-    check_finite(checked.back(), "scores", "the weight or its statistics are damaged");
+    checked.push_back(quant::checked_float_matrix(layer, "scores"));
+    quant::check_finite(checked.back(), "scores", "the weight or its statistics are damaged");
     const float* values = checked.back().const_data_ptr<float>();
     for (int64_t i = 0; i < layer.numel(); ++i) sum += values[i];
     count += layer.numel();
@@ -58,4 +58,4 @@ std::vector<double> owl_ratios(const std::vector<OwlUnit>& units, double ratio, 
   return ratios;
 }
 
-}  // namespace pare
+}  // namespace pare::prune

@@ -8,7 +8,7 @@
 
 #include "prune/options.h"
 
-namespace pare {
+namespace pare::prune {
 
 // Returns the share of scores above `multiple` times their mean (equation 1). The scores are Wanda's, float32 [O, I]
 // each, of all layers of a block or of one layer alone. Returns 0 where all scores are 0. Throws std::invalid_argument
@@ -29,4 +29,4 @@ struct OwlUnit {
 // ratio + bound > 1.
 std::vector<double> owl_ratios(const std::vector<OwlUnit>& units, double ratio, const OwlOptions& options);
 
-}  // namespace pare
+}  // namespace pare::prune

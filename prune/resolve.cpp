@@ -11,7 +11,7 @@
 #include "quant/checked_tensor.h"
 #include "quant/row_chunks.h"
 
-namespace pare {
+namespace pare::prune {
 
 void check_resolve_options(const ResolveOptions& options) {
   if (options.gradient_steps < 0 || options.gradient_steps > kMaxSolverRounds) {
@@ -29,7 +29,7 @@ at::Tensor by_conjugate_gradients(const at::Tensor& target, const at::Tensor& st
                                   const NormalizedHessian& hessian, const ResolveOptions& options) {
   const int64_t num_out = target.size(0), num_in = target.size(1);
   at::Tensor result_OI = at::empty({num_out, num_in}, at::kFloat);
-  for_row_chunks(num_out, kMaskedRowChunk, [&](int64_t first_row, int64_t num_rows) {
+  quant::for_row_chunks(num_out, kMaskedRowChunk, [&](int64_t first_row, int64_t num_rows) {
     MaskedRows rows{num_rows,
                     num_in,
                     normalized_rows(target, hessian, first_row, num_rows),
@@ -54,13 +54,13 @@ at::Tensor by_factorizations(const at::Tensor& target, const at::Tensor& start, 
 ResolveResult resolve(const at::Tensor& target_OI, const at::Tensor& start_OI, const at::Tensor& kept_OI,
                       const NormalizedHessian& hessian, const ResolveOptions& options) {
   check_resolve_options(options);
-  const at::Tensor target = checked_weight(target_OI), start = checked_weight(start_OI);
+  const at::Tensor target = quant::checked_weight(target_OI), start = quant::checked_weight(start_OI);
   const at::Tensor kept = checked_mask(kept_OI, target);
   const int64_t num_out = target.size(0), num_in = target.size(1);
   if (start.sizes() != target.sizes() || hessian.hessian_II.size(0) != num_in) {
-    throw std::invalid_argument("re-solving: expected a start of the target's shape " + shape_text(target) +
+    throw std::invalid_argument("re-solving: expected a start of the target's shape " + quant::shape_text(target) +
                                 " and a Hessian of its " + std::to_string(num_in) + " columns, found " +
-                                shape_text(start) + " and " + shape_text(hessian.hessian_II));
+                                quant::shape_text(start) + " and " + quant::shape_text(hessian.hessian_II));
   }
   if (!masked(start, kept).equal(start)) {
     throw std::invalid_argument("re-solving: expected a start that is zero where the mask keeps nothing");
@@ -81,4 +81,4 @@ ResolveResult resolve(const at::Tensor& target_OI, const at::Tensor& start_OI, c
   return result;
 }
 
-}  // namespace pare
+}  // namespace pare::prune

@@ -9,7 +9,7 @@
 #include "prune/normalized_hessian.h"
 #include "prune/options.h"
 
-namespace pare {
+namespace pare::prune {
 
 // Throws std::invalid_argument for options that the fields' ranges do not allow.
 void check_resolve_options(const ResolveOptions& options);
@@ -37,4 +37,4 @@ ResolveResult resolve(const at::Tensor& target_OI, const at::Tensor& start_OI, c
 // normalized columns. Throws std::invalid_argument for shapes and values that are not finite.
 at::Tensor resolve_exact(const at::Tensor& target_OI, const at::Tensor& kept_OI, const NormalizedHessian& hessian);
 
-}  // namespace pare
+}  // namespace pare::prune

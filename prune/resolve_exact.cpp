@@ -10,7 +10,7 @@
 #include "quant/checked_tensor.h"
 #include "quant/row_chunks.h"
 
-namespace pare {
+namespace pare::prune {
 namespace {
 
 constexpr int64_t kSolvedRows = 4;  // a worker's share: each row is a system of its own
@@ -31,15 +31,15 @@ Eigen::VectorXd solve(const Eigen::MatrixXd& matrix, const Eigen::VectorXd& righ
 }  // namespace
 
 at::Tensor resolve_exact(const at::Tensor& target_OI, const at::Tensor& kept_OI, const NormalizedHessian& hessian) {
-  const at::Tensor target = checked_weight(target_OI), kept = checked_mask(kept_OI, target);
+  const at::Tensor target = quant::checked_weight(target_OI), kept = checked_mask(kept_OI, target);
   const int64_t num_out = target.size(0), num_in = target.size(1);
   if (hessian.hessian_II.size(0) != num_in) {
     throw std::invalid_argument("re-solving: expected a Hessian of the weight's " + std::to_string(num_in) +
-                                " columns, found " + shape_text(hessian.hessian_II));
+                                " columns, found " + quant::shape_text(hessian.hessian_II));
   }
   at::Tensor result_OI = masked(target, kept);
   const float* values = hessian.hessian_II.const_data_ptr<float>();
-  for_row_chunks(num_out, kSolvedRows, [&](int64_t first_row, int64_t num_rows) {
+  quant::for_row_chunks(num_out, kSolvedRows, [&](int64_t first_row, int64_t num_rows) {
     for (int64_t row = first_row; row < first_row + num_rows; ++row) {
       const float* weights_I = target.const_data_ptr<float>() + row * num_in;
       const bool* kept_I = kept.const_data_ptr<bool>() + row * num_in;
@@ -71,4 +71,4 @@ at::Tensor resolve_exact(const at::Tensor& target_OI, const at::Tensor& kept_OI,
   return result_OI;
 }
 
-}  // namespace pare
+}  // namespace pare::prune

@@ -4,7 +4,7 @@
 
 #include "prune/mask.h"
 
-namespace pare {
+namespace pare::prune {
 
 // Returns |w_ij| sqrt(H_jj), float32 [O, I]. diagonal_I, float32 [I], is diag(H). Inputs that never fire score 0, and
 // the lower index of those is kept. Throws std::invalid_argument for shapes, values that are not finite, and a negative
@@ -15,4 +15,4 @@ at::Tensor wanda_scores(const at::Tensor& weight_OI, const at::Tensor& diagonal_
 // there; other rules are allowed. Kept weights stay as they are. Throws as wanda_scores and keep_best do.
 PrunedWeight wanda(const at::Tensor& weight_OI, const at::Tensor& diagonal_I, const KeepRule& rule);
 
-}  // namespace pare
+}  // namespace pare::prune

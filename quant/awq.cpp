@@ -25,7 +25,7 @@
 #include "quant/checked_tensor.h"
 #include "quant/row_chunks.h"
 
-namespace pare {
+namespace pare::quant {
 namespace {
 
 constexpr int64_t kCostRows = 64;
@@ -227,13 +227,14 @@ double quadratic_form(const at::Tensor& errors_RI, const at::Tensor& triangle_II
 
 double cost_of(const Judge& judge, const at::Tensor& scales_I) {
   const at::Tensor scaled_RI = scale_columns(judge.weight_RI, scales_I);
-  const QuantizedWeight rounded = round_to_grid(scaled_RI, search_scaled_grid(judge, scaled_RI, scales_I), judge.grid);
+  const runtime::QuantizedWeight rounded =
+      round_to_grid(scaled_RI, search_scaled_grid(judge, scaled_RI, scales_I), judge.grid);
   const int64_t num_rows = scaled_RI.size(0), num_in = scaled_RI.size(1);
   std::vector<double> costs((num_rows + kCostRows - 1) / kCostRows);
   for_row_chunks(num_rows, kCostRows, [&](int64_t first_row, int64_t count) {
     const at::Tensor errors_RI = at::empty({count, num_in}, at::kFloat);
-    dequantize_rows(rounded, first_row, count,
-                    {errors_RI.mutable_data_ptr<float>(), static_cast<size_t>(count * num_in)});
+    runtime::dequantize_rows(rounded, first_row, count,
+                             {errors_RI.mutable_data_ptr<float>(), static_cast<size_t>(count * num_in)});
     errors_RI.sub_(scaled_RI.narrow(0, first_row, count)).div_(scales_I);
     costs[first_row / kCostRows] = judge.conditional_I.defined() ? weighted_squares(errors_RI, judge.conditional_I)
                                                                  : quadratic_form(errors_RI, judge.triangle_II);
@@ -321,4 +322,4 @@ at::Tensor scale_hessian(const at::Tensor& hessian_II, const at::Tensor& scales_
   return hessian_II.mul(inverse_I).mul_(inverse_I.unsqueeze(1));
 }
 
-}  // namespace pare
+}  // namespace pare::quant

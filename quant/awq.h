@@ -13,7 +13,7 @@
 #include "quant/grid.h"
 #include "quant/scale_bounds.h"
 
-namespace pare {
+namespace pare::quant {
 
 // One input and all linears that read it (q, k and v, or gate and up).
 struct AwqStage {
@@ -58,4 +58,4 @@ inline constexpr float kMaxAwqScale = 1e4f;  // and its inverse
 at::Tensor scale_columns(const at::Tensor& weight_OI, const at::Tensor& scales_I);
 at::Tensor scale_hessian(const at::Tensor& hessian_II, const at::Tensor& scales_I);
 
-}  // namespace pare
+}  // namespace pare::quant

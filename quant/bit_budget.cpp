@@ -10,7 +10,7 @@
 #include "runtime/format/bit_stream.h"
 #include "runtime/system/interrupt.h"
 
-namespace pare {
+namespace pare::quant {
 namespace {
 
 // A candidate worth considering: no other of its group is at most as large and at most as lossy.
@@ -159,7 +159,7 @@ BudgetPlan plan_by_table(const std::vector<std::vector<Option>>& options, int64_
     uint8_t* taken_S = taken_GS.data() + g * num_sizes;
     for (int64_t s = 0; s < num_sizes; ++s) next_S[s] = least_S[s] + options[g][0].loss;
     for (size_t k = 1; k < options[g].size(); ++k) {
-      throw_if_interrupted();
+      runtime::throw_if_interrupted();
       const int64_t step = (options[g][k].size_bytes - options[g][0].size_bytes) / unit;
       for (int64_t s = step; s < num_sizes; ++s) {
         const double loss = least_S[s - step] + options[g][k].loss;
@@ -194,9 +194,9 @@ int64_t quantized_size_bytes(int64_t num_out, int64_t num_in, const GridOptions&
   check_grid_options(grid, num_in);
   constexpr int64_t kWordBytes = 4, kShapeBytes = 16;
   const int64_t num_groups = num_in / group_width(grid, num_in);
-  const int64_t codes = num_out * bit_stream_words(num_in, grid.bits) * kWordBytes;
-  const int64_t scales = num_out * num_groups * static_cast<int64_t>(dtype_size_bytes(grid.scale_dtype));
-  const int64_t zeros = grid.symmetric ? 0 : bit_stream_words(num_out, grid.bits) * num_groups * kWordBytes;
+  const int64_t codes = num_out * runtime::bit_stream_words(num_in, grid.bits) * kWordBytes;
+  const int64_t scales = num_out * num_groups * static_cast<int64_t>(runtime::dtype_size_bytes(grid.scale_dtype));
+  const int64_t zeros = grid.symmetric ? 0 : runtime::bit_stream_words(num_out, grid.bits) * num_groups * kWordBytes;
   return codes + scales + zeros + kShapeBytes;
 }
 
@@ -224,4 +224,4 @@ BudgetPlan plan_bits(const std::vector<BudgetGroup>& groups, int64_t budget_byte
   return plan_by_table(options, budget_bytes, unit, num_sizes);
 }
 
-}  // namespace pare
+}  // namespace pare::quant

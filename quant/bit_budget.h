@@ -10,14 +10,14 @@
 
 #include "quant/options.h"
 
-namespace pare {
+namespace pare::quant {
 
 inline constexpr int kUnquantizedBits = 16;
 
 // One way to store a group of layers that must share a scheme (q, k and v; gate and up; or a single layer).
 struct BitCandidate {
   int bits = 4;  // 2, 3, 4, 8, or kUnquantizedBits
-  int64_t group_size = kPerChannel;
+  int64_t group_size = runtime::kPerChannel;
   int64_t size_bytes = 0;  // summed over all layers of the group
   double loss = 0.0;       // predicted, >= 0: summed trace error times the group's sensitivity
 };
@@ -64,4 +64,4 @@ inline constexpr int64_t kMaxTableBytes = int64_t{1} << 28;
 BudgetPlan plan_bits(const std::vector<BudgetGroup>& groups, int64_t budget_bytes,
                      int64_t max_table_bytes = kMaxTableBytes);
 
-}  // namespace pare
+}  // namespace pare::quant

@@ -7,7 +7,7 @@
 
 #include "quant/picture_text.h"
 
-namespace pare {
+namespace pare::quant {
 namespace {
 
 constexpr double kWidth = 720, kHeight = 480, kLeft = 80, kRight = 700, kTop = 48, kBottom = 410;
@@ -170,4 +170,4 @@ std::string budget_picture(const BudgetPicture& picture) {
   return svg + "</svg>\n";
 }
 
-}  // namespace pare
+}  // namespace pare::quant

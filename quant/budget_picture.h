@@ -7,7 +7,7 @@
 
 #include "quant/bit_budget.h"
 
-namespace pare {
+namespace pare::quant {
 
 // A model to compare with, e.g. "4 bits g32" for all layers.
 struct PictureMark {
@@ -32,4 +32,4 @@ struct BudgetPicture {
 // and where every loss is 0, so that there is nothing to draw.
 std::string budget_picture(const BudgetPicture& picture);
 
-}  // namespace pare
+}  // namespace pare::quant

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
-namespace pare {
+namespace pare::quant {
 namespace {
 
 // H may differ from its transpose by this share of sqrt(H_ii H_jj). Rounding in float32 sums stays far below it, and a
@@ -118,4 +118,4 @@ at::Tensor checked_hessian(const at::Tensor& hessian_II) {
   return hessian;
 }
 
-}  // namespace pare
+}  // namespace pare::quant

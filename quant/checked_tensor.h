@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-namespace pare {
+namespace pare::quant {
 
 // Returns a tensor's shape as text, e.g. "[576, 192]".
 std::string shape_text(const at::Tensor& tensor);
@@ -43,4 +43,4 @@ void check_num_masks(size_t num_masks, size_t num_weights);
 // negative values on its diagonal. The message names the element.
 at::Tensor checked_hessian(const at::Tensor& hessian_II);
 
-}  // namespace pare
+}  // namespace pare::quant

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-namespace pare {
+namespace pare::quant {
 
-CodePoints::CodePoints(const WeightCode& code) {
-  if (code.values.empty() || code.values.size() > kTableValues) {
+CodePoints::CodePoints(const runtime::WeightCode& code) {
+  if (code.values.empty() || code.values.size() > runtime::kTableValues) {
     throw std::invalid_argument("code '" + std::string(code.name) + "': expected a table of at most " +
-                                std::to_string(kTableValues) + " values");
+                                std::to_string(runtime::kTableValues) + " values");
   }
   std::vector<int> order(code.values.size());
   std::iota(order.begin(), order.end(), 0);
@@ -33,4 +33,4 @@ CodePoints::CodePoints(const WeightCode& code) {
   }
 }
 
-}  // namespace pare
+}  // namespace pare::quant

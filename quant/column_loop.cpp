@@ -9,7 +9,7 @@
 #include "quant/checked_tensor.h"
 #include "quant/row_chunks.h"
 
-namespace pare {
+namespace pare::quant {
 namespace {
 
 constexpr int64_t kLoopRows = 96;
@@ -63,7 +63,7 @@ void scatter_mask(const LoopRows& rows, const std::vector<int64_t>& order_I, con
 }
 
 // Chooses the mask of the pattern.group columns from `begin` on.
-void choose_group(const std::vector<float>& costs_I, SparsePattern pattern, int64_t begin, LoopRows& rows) {
+void choose_group(const std::vector<float>& costs_I, runtime::SparsePattern pattern, int64_t begin, LoopRows& rows) {
   const int64_t num_rows = rows.num_rows;
   const float* weights = rows.weight_IR.const_data_ptr<float>() + begin * num_rows;
   uint8_t* kept = rows.kept_IR.data() + begin * num_rows;
@@ -139,7 +139,7 @@ void run_block(const ColumnLoop& loop, int64_t begin, int64_t end, Chunk& chunk)
   const float* factor = loop.inverse_factor_II.const_data_ptr<float>();
   float* weights = chunk.rows.weight_IR.mutable_data_ptr<float>();
   float* errors = chunk.errors_BR.mutable_data_ptr<float>();
-  const SparsePattern pattern = loop.mask.pattern;
+  const runtime::SparsePattern pattern = loop.mask.pattern;
   for (int64_t k = begin; k < end; ++k) {
     if (!pattern.is_dense() && k % pattern.group == 0) choose_group(loop.costs_I, pattern, k, chunk.rows);
     float* errors_R = errors + (k - begin) * num_rows;
@@ -180,7 +180,7 @@ ColumnLoop with_contiguous_masks(ColumnLoop loop) {
   return loop;
 }
 
-void check_groups(SparsePattern pattern, const std::vector<int64_t>& order_I) {
+void check_groups(runtime::SparsePattern pattern, const std::vector<int64_t>& order_I) {
   const auto num_in = static_cast<int64_t>(order_I.size());
   const std::string name = std::to_string(pattern.num_kept) + ":" + std::to_string(pattern.group);
   if (!(0 < pattern.num_kept && pattern.num_kept < pattern.group)) {
@@ -274,4 +274,4 @@ at::Tensor estimated_mask(const ColumnLoop& given) {
   return kept_OI;
 }
 
-}  // namespace pare
+}  // namespace pare::quant

@@ -26,14 +26,14 @@
 
 #include "runtime/format/linear_weights.h"
 
-namespace pare {
+namespace pare::quant {
 
 // Says which weights are kept. All others are pruned to 0. At most one of the first three is set; if none is, all are
 // kept.
 struct ColumnMask {
-  at::Tensor kept_OI = {};     // bool [O, I], given
-  SparsePattern pattern = {};  // chosen: N of M neighbouring columns of each row
-  double ratio = 0.0;          // chosen: the share of each block that is pruned, 0 .. 1
+  at::Tensor kept_OI = {};              // bool [O, I], given
+  runtime::SparsePattern pattern = {};  // chosen: N of M neighbouring columns of each row
+  double ratio = 0.0;                   // chosen: the share of each block that is pruned, 0 .. 1
   // bool [O, I], given beside a choice. Weights that are false here are pruned: they count among those that a choice
   // prunes, and are no candidates.
   at::Tensor allowed_OI = {};
@@ -87,4 +87,4 @@ at::Tensor run_column_loop(const ColumnLoop& loop,
 // loop.
 at::Tensor estimated_mask(const ColumnLoop& loop);
 
-}  // namespace pare
+}  // namespace pare::quant

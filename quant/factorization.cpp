@@ -18,7 +18,7 @@
 
 #include "quant/row_chunks.h"
 
-namespace pare {
+namespace pare::quant {
 namespace {
 
 // The columns of a panel and of a worker's piece of the inverse, and the rows of a worker's piece of a panel. They are
@@ -113,4 +113,4 @@ std::optional<at::Tensor> inverse_upper_factor(const at::Tensor& matrix_II) {
   return upper_II;
 }
 
-}  // namespace pare
+}  // namespace pare::quant

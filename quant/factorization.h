@@ -6,7 +6,7 @@
 
 #include <optional>
 
-namespace pare {
+namespace pare::quant {
 
 // The largest accepted || U M U^T - I ||_F / sqrt(I). Codes are chosen with U in float32. They differ from those of an
 // exact U by less than the damping changes them, as long as U is good to about three digits. A matrix that is singular
@@ -19,4 +19,4 @@ inline constexpr double kFactorTolerance = 1e-4;
 // threads gives the same bits.
 std::optional<at::Tensor> inverse_upper_factor(const at::Tensor& matrix_II);
 
-}  // namespace pare
+}  // namespace pare::quant

@@ -14,7 +14,7 @@
 #include "quant/factorization.h"
 #include "quant/row_chunks.h"
 
-namespace pare {
+namespace pare::quant {
 namespace {
 
 // The rows of a worker's share. They are fixed, because the sums over them are added in their order.
@@ -77,4 +77,4 @@ FitResult fit(const at::Tensor& weight_OI, const at::Tensor& factor_II, const at
   return result;
 }
 
-}  // namespace pare
+}  // namespace pare::quant

@@ -17,7 +17,7 @@
 
 #include <optional>
 
-namespace pare {
+namespace pare::quant {
 
 struct FitResult {
   at::Tensor weight_OI;  // float32, with memory of its own
@@ -38,4 +38,4 @@ std::optional<at::Tensor> fit_factor(const at::Tensor& hessian_II, double ridge)
 FitResult fit(const at::Tensor& weight_OI, const at::Tensor& factor_II, const at::Tensor& missing_OI,
               const at::Tensor& held_hessian_II, const at::Tensor& held_missing_OI);
 
-}  // namespace pare
+}  // namespace pare::quant

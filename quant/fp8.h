@@ -6,7 +6,7 @@
 
 #include "runtime/format/linear_weights.h"
 
-namespace pare {
+namespace pare::quant {
 
 // Rounds weight_OI, float32 [O, I], to E4M3. Each row has one scale, absmax / 448 rounded to scale_dtype (F32, F16,
 // BF16). With per_tensor, every row has the scale of the whole weight's absmax. Codes are float_to_fp8(w / scale),
@@ -14,6 +14,6 @@ namespace pare {
 // unless it rounds w / scale to 16 bits on the way.
 // Throws std::invalid_argument for shapes, for values that are not finite, and for a scale that scale_dtype cannot hold
 // (the message says which row).
-QuantizedWeight quantize_fp8(const at::Tensor& weight_OI, bool per_tensor, DType scale_dtype);
+runtime::QuantizedWeight quantize_fp8(const at::Tensor& weight_OI, bool per_tensor, runtime::DType scale_dtype);
 
-}  // namespace pare
+}  // namespace pare::quant

@@ -23,7 +23,7 @@
 #include "quant/code_points.h"
 #include "quant/factorization.h"
 
-namespace pare {
+namespace pare::quant {
 namespace {
 
 constexpr double kFirstDamping = 0.01;  // the ladder's first rung when the options ask for none
@@ -124,7 +124,7 @@ void round_column_to_points(const CodePoints& points, int zero_place, const floa
 class RoundingRule : public ColumnRule {
  public:
   RoundingRule(const Grid& grid, const std::vector<int64_t>& group_I, const std::vector<int64_t>& order_I,
-               const LoopRows& rows, QuantizedWeight& result)
+               const LoopRows& rows, runtime::QuantizedWeight& result)
       : group_I_(group_I), order_I_(order_I), result_(result), levels_(static_cast<float>((1 << result.bits) - 1)) {
     if (!result.code->is_integer()) {
       points_.emplace(*result.code);
@@ -176,7 +176,7 @@ class RoundingRule : public ColumnRule {
  private:
   const std::vector<int64_t>& group_I_;
   const std::vector<int64_t>& order_I_;
-  QuantizedWeight& result_;
+  runtime::QuantizedWeight& result_;
   float levels_;
   std::optional<CodePoints> points_;  // of a code with a table: codes_IR_ are places among them
   int zero_place_ = 0;
@@ -214,9 +214,9 @@ Grid search_ordered_grid(const at::Tensor& weight_OI, const GptqFactor& factor, 
 }
 
 // Returns the result without its codes.
-QuantizedWeight empty_result(const at::Tensor& weight_OI, const Grid& grid, const GptqFactor& factor,
-                             const GptqOptions& options) {
-  QuantizedWeight result;
+runtime::QuantizedWeight empty_result(const at::Tensor& weight_OI, const Grid& grid, const GptqFactor& factor,
+                                      const GptqOptions& options) {
+  runtime::QuantizedWeight result;
   result.num_out = weight_OI.size(0);
   result.num_in = weight_OI.size(1);
   result.code = options.grid.code;
@@ -230,7 +230,7 @@ QuantizedWeight empty_result(const at::Tensor& weight_OI, const Grid& grid, cons
   const float* zeros = grid.zeros_OG.const_data_ptr<float>();
   result.scales_OG.assign(scales, scales + grid.scales_OG.numel());
   if (!result.symmetric) result.zeros_OG.assign(zeros, zeros + grid.zeros_OG.numel());
-  if (options.act_order == ActOrder::group && result.group_size != kPerChannel) {
+  if (options.act_order == ActOrder::group && result.group_size != runtime::kPerChannel) {
     result.group_of_I.resize(result.num_in);
     for (int64_t p = 0; p < result.num_in; ++p) {
       result.group_of_I[factor.order_I[p]] = static_cast<int32_t>(p / result.group_size);
@@ -321,7 +321,7 @@ GptqResult gptq(const at::Tensor& weight_OI, const GptqFactor& factor, const Gpt
     return std::make_unique<RoundingRule>(grid, group_I, factor.order_I, rows, result.weight);
   });
 
-  std::vector<float> rounded = dequantize(result.weight);
+  std::vector<float> rounded = runtime::dequantize(result.weight);
   result.trace_error =
       trace_error(weight, at::from_blob(rounded.data(), {num_out, num_in}, at::kFloat), factor.hessian_II);
   const double signal = trace_error(weight, at::zeros_like(weight), factor.hessian_II);
@@ -333,4 +333,4 @@ GptqResult gptq(const at::Tensor& weight_OI, const at::Tensor& hessian_II, const
   return gptq(weight_OI, factorize(hessian_II, options), options);
 }
 
-}  // namespace pare
+}  // namespace pare::quant

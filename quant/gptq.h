@@ -8,7 +8,7 @@
 #include "quant/column_loop.h"
 #include "quant/grid.h"
 
-namespace pare {
+namespace pare::quant {
 
 // Deviations from the plan. The caller lists them and stores them in the manifest.
 struct GptqEvents {
@@ -19,7 +19,7 @@ struct GptqEvents {
 };
 
 struct GptqResult {
-  QuantizedWeight weight;
+  runtime::QuantizedWeight weight;
   double trace_error = 0.0;     // the result's, under the undamped H
   double relative_error = 0.0;  // trace_error / tr(W H W^T); 0 where that is 0
   GptqEvents events;
@@ -68,4 +68,4 @@ GptqResult gptq(const at::Tensor& weight_OI, const at::Tensor& hessian_II, const
 ColumnLoop make_column_loop(const at::Tensor& weight_OI, const GptqFactor& factor, int64_t block_size,
                             const ColumnMask& mask);
 
-}  // namespace pare
+}  // namespace pare::quant

@@ -17,7 +17,7 @@
 #include "quant/code_points.h"
 #include "quant/row_chunks.h"
 
-namespace pare {
+namespace pare::quant {
 namespace {
 
 // The search is compute bound, so the rows of a worker's piece only balance the load.
@@ -97,7 +97,7 @@ struct GridRule {
   // The parts of the range that a search tries after the whole one.
   std::span<const float> shrink_factors() const {
     static constexpr std::array<float, 2> kNeighbours = {2.0f, 0.5f};
-    if (options.scale_dtype == DType::F8_E8M0) return kNeighbours;
+    if (options.scale_dtype == runtime::DType::F8_E8M0) return kNeighbours;
     return std::span(kShrinkFactors).subspan(1);
   }
 };
@@ -121,12 +121,12 @@ float largest_power(float largest) {
 GroupGrid shrunk_table_grid(Range range, float shrink, const GridRule& rule) {
   const float absmax = std::max(-range.min, range.max);
   if (absmax == 0.0f) return {1.0f, 0.0f};
-  const DType dtype = rule.options.scale_dtype;
-  if (dtype == DType::F8_E8M0) {
+  const runtime::DType dtype = rule.options.scale_dtype;
+  if (dtype == runtime::DType::F8_E8M0) {
     return {std::min(power_for(absmax, rule.reach) * shrink, largest_power(rule.largest)), 0.0f};
   }
   const float exact = absmax * shrink / rule.largest * rule.tensor_scale;
-  return {std::max(round_to(exact, dtype), smallest_scale(dtype)), 0.0f};
+  return {std::max(runtime::round_to(exact, dtype), smallest_scale(dtype)), 0.0f};
 }
 
 // Returns the grid that covers `shrink` of the range. Its scale is infinite where scale_dtype is too narrow. Ratios are
@@ -141,7 +141,7 @@ GroupGrid shrunk_grid(Range range, float shrink, const GridRule& rule) {
       options.symmetric ? 2.0 * std::max(-range.min, range.max) : static_cast<double>(range.max) - range.min;
   const float exact = static_cast<float>(width * shrink / levels);
   GroupGrid grid;
-  grid.scale = std::max(round_to(exact, options.scale_dtype), smallest_scale(options.scale_dtype));
+  grid.scale = std::max(runtime::round_to(exact, options.scale_dtype), smallest_scale(options.scale_dtype));
   grid.zero = options.symmetric ? middle
                                 : static_cast<float>(std::clamp(std::nearbyint(-range.min * shrink / grid.scale), 0.0f,
                                                                 static_cast<float>(levels)));
@@ -253,7 +253,7 @@ void check_scales(const at::Tensor& scales_OG, const GridOptions& options) {
   const int64_t num_groups = scales_OG.size(1);
   throw std::invalid_argument("the scale of row " + std::to_string(bad / num_groups) + ", group " +
                               std::to_string(bad % num_groups) + " overflows " +
-                              std::string(dtype_name(options.scale_dtype)) +
+                              std::string(runtime::dtype_name(options.scale_dtype)) +
                               ": its weights are too large; store scales as BF16 or F32");
 }
 
@@ -273,7 +273,7 @@ void add_quadratic_form(const at::Tensor& difference_RI, const at::Tensor& hessi
 }
 
 // Chooses the codes of the values that are nearest to the weights. Groups are `width` columns.
-void round_to_points(const CodePoints& points, const float* weights, int64_t width, QuantizedWeight& result) {
+void round_to_points(const CodePoints& points, const float* weights, int64_t width, runtime::QuantizedWeight& result) {
 #pragma omp parallel for schedule(static)
   for (int64_t group = 0; group < static_cast<int64_t>(result.scales_OG.size()); ++group) {
     const float scale = result.scales_OG[group] / result.tensor_scale;
@@ -285,8 +285,10 @@ void round_to_points(const CodePoints& points, const float* weights, int64_t wid
 
 }  // namespace
 
-float smallest_scale(DType dtype) {
-  return dtype == DType::F16 ? 0x1p-24f : dtype == DType::F8_E4M3 ? 0x1p-9f : std::numeric_limits<float>::min();
+float smallest_scale(runtime::DType dtype) {
+  return dtype == runtime::DType::F16       ? 0x1p-24f
+         : dtype == runtime::DType::F8_E4M3 ? 0x1p-9f
+                                            : std::numeric_limits<float>::min();
 }
 
 float largest_magnitude(const at::Tensor& weight_OI) {
@@ -295,17 +297,19 @@ float largest_magnitude(const at::Tensor& weight_OI) {
   return std::max(-range.min, range.max);
 }
 
-float tensor_scale_for(const WeightCode& code, float absmax) {
-  const float largest_scale = code.scale_dtype == DType::F8_E4M3 ? kLargestFp8 : 1.0f;
+float tensor_scale_for(const runtime::WeightCode& code, float absmax) {
+  const float largest_scale = code.scale_dtype == runtime::DType::F8_E4M3 ? runtime::kLargestFp8 : 1.0f;
   if (absmax == 0.0f) return 1.0f;
   return std::clamp(largest_scale * code.largest() / absmax, 0x1p-126f, 0x1p126f);  // as validate() asks
 }
 
 void check_grid_options(const GridOptions& options, int64_t num_in) {
-  const WeightCode& code = *options.code;
-  if (code.numbers == CodeNumbers::e4m3) throw std::invalid_argument("code: fp8 has no grid: use quantize_fp8");
+  const runtime::WeightCode& code = *options.code;
+  if (code.numbers == runtime::CodeNumbers::e4m3)
+    throw std::invalid_argument("code: fp8 has no grid: use quantize_fp8");
   if (!code.has_width(options.bits)) {
-    throw std::invalid_argument("bits: expected " + widths_text(code) + ", found " + std::to_string(options.bits));
+    throw std::invalid_argument("bits: expected " + runtime::widths_text(code) + ", found " +
+                                std::to_string(options.bits));
   }
   if (!code.is_integer() && (!options.symmetric || options.per_tensor)) {
     throw std::invalid_argument("code: " + std::string(code.name) + " has neither zeros nor one scale for a weight");
@@ -314,24 +318,25 @@ void check_grid_options(const GridOptions& options, int64_t num_in) {
     throw std::invalid_argument("group_size: " + std::string(code.name) + " has blocks of " +
                                 std::to_string(code.block) + ", found " + std::to_string(options.group_size));
   }
-  if (options.group_size != kPerChannel && (options.group_size < 1 || num_in % options.group_size != 0)) {
+  if (options.group_size != runtime::kPerChannel && (options.group_size < 1 || num_in % options.group_size != 0)) {
     throw std::invalid_argument("group_size: expected a divisor of the " + std::to_string(num_in) +
                                 " inputs or -1 (one group per output channel), found " +
                                 std::to_string(options.group_size));
   }
-  if (options.per_tensor && options.group_size != kPerChannel) {
+  if (options.per_tensor && options.group_size != runtime::kPerChannel) {
     throw std::invalid_argument("group_size: one scale for the whole weight leaves no groups: expected -1, found " +
                                 std::to_string(options.group_size));
   }
-  if (code.scale_dtype ? options.scale_dtype != *code.scale_dtype : !is_float_dtype(options.scale_dtype)) {
-    throw std::invalid_argument("scale_dtype: expected " +
-                                (code.scale_dtype ? std::string(dtype_name(*code.scale_dtype)) : "F32, F16 or BF16") +
-                                ", found " + std::string(dtype_name(options.scale_dtype)));
+  if (code.scale_dtype ? options.scale_dtype != *code.scale_dtype : !runtime::is_float_dtype(options.scale_dtype)) {
+    throw std::invalid_argument(
+        "scale_dtype: expected " +
+        (code.scale_dtype ? std::string(runtime::dtype_name(*code.scale_dtype)) : "F32, F16 or BF16") + ", found " +
+        std::string(runtime::dtype_name(options.scale_dtype)));
   }
 }
 
 int64_t group_width(const GridOptions& options, int64_t num_in) {
-  return options.group_size == kPerChannel ? num_in : options.group_size;
+  return options.group_size == runtime::kPerChannel ? num_in : options.group_size;
 }
 
 Grid search_grid(const at::Tensor& weight_OI, const at::Tensor& importance_I, const GridOptions& options,
@@ -408,8 +413,8 @@ Grid search_grid_in_groups(const at::Tensor& weight_OI, const at::Tensor& hessia
   return grid;
 }
 
-QuantizedWeight round_to_grid(const at::Tensor& weight_OI, const Grid& grid, const GridOptions& options,
-                              const at::Tensor& kept_OI) {
+runtime::QuantizedWeight round_to_grid(const at::Tensor& weight_OI, const Grid& grid, const GridOptions& options,
+                                       const at::Tensor& kept_OI) {
   const at::Tensor weight = checked_weight(weight_OI, kept_OI);
   const int64_t num_out = weight.size(0), num_in = weight.size(1);
   check_grid_options(options, num_in);
@@ -423,7 +428,7 @@ QuantizedWeight round_to_grid(const at::Tensor& weight_OI, const Grid& grid, con
     }
   }
 
-  QuantizedWeight result;
+  runtime::QuantizedWeight result;
   result.num_out = num_out;
   result.num_in = num_in;
   result.code = options.code;
@@ -455,7 +460,8 @@ QuantizedWeight round_to_grid(const at::Tensor& weight_OI, const Grid& grid, con
     const float* source = weights + group * width;
     uint8_t* codes = result.codes_OI.data() + group * width;
     for (int64_t i = 0; i < width; ++i) {
-      const float steps = rounds_quotient ? round_to(source[i] / scale, options.scale_dtype) : source[i] / scale;
+      const float steps =
+          rounds_quotient ? runtime::round_to(source[i] / scale, options.scale_dtype) : source[i] / scale;
       const float code = std::nearbyint(steps) + zero;
       codes[i] = static_cast<uint8_t>(std::min(std::max(code, 0.0f), levels));
     }
@@ -483,4 +489,4 @@ double trace_error(const at::Tensor& weight_OI, const at::Tensor& rounded_OI, co
   return std::accumulate(block_sums.begin(), block_sums.end(), 0.0);
 }
 
-}  // namespace pare
+}  // namespace pare::quant

@@ -26,7 +26,7 @@
 #include "quant/options.h"
 #include "runtime/format/linear_weights.h"
 
-namespace pare {
+namespace pare::quant {
 
 inline constexpr int kNumShrinkFactors = 25;
 
@@ -46,12 +46,12 @@ struct Grid {
 
 // Returns the smallest scale in use. fp16 needs its subnormals: a group of weights below 4.6e-4 would be crushed
 // without them, and so does E4M3. Those of other types are far below any weight, and engines flush them to zero.
-float smallest_scale(DType dtype);
+float smallest_scale(runtime::DType dtype);
 
 // Returns max|w| of a contiguous float32 weight.
 float largest_magnitude(const at::Tensor& weight_OI);
 // Returns the scale of a whole weight of that magnitude, for a code that has one.
-float tensor_scale_for(const WeightCode& code, float absmax);
+float tensor_scale_for(const runtime::WeightCode& code, float absmax);
 
 // Throws std::invalid_argument when the options are not what the code's row allows, for num_in inputs.
 void check_grid_options(const GridOptions& options, int64_t num_in);
@@ -79,11 +79,11 @@ Grid search_grid_in_groups(const at::Tensor& weight_OI, const at::Tensor& hessia
 
 // Returns the codes of the nearest grid points as a QuantizedWeight. Throws std::invalid_argument when the shapes
 // disagree.
-QuantizedWeight round_to_grid(const at::Tensor& weight_OI, const Grid& grid, const GridOptions& options,
-                              const at::Tensor& kept_OI = {});
+runtime::QuantizedWeight round_to_grid(const at::Tensor& weight_OI, const Grid& grid, const GridOptions& options,
+                                       const at::Tensor& kept_OI = {});
 
 // Returns tr((W - W') H (W - W')^T) = E|(W - W') x|^2, in float64. weight_OI and rounded_OI are float32 [O, I].
 // hessian_II is float32 [I, I] and symmetric; its lower triangle is read. Any number of threads gives the same bits.
 double trace_error(const at::Tensor& weight_OI, const at::Tensor& rounded_OI, const at::Tensor& hessian_II);
 
-}  // namespace pare
+}  // namespace pare::quant

@@ -10,7 +10,7 @@
 
 #include "quant/checked_tensor.h"
 
-namespace pare {
+namespace pare::quant {
 namespace {
 
 constexpr int kZeroCode = 128;
@@ -72,7 +72,7 @@ void check_columns(const std::vector<int32_t>& columns, int64_t num_in) {
 // Rounds the row to float16, as bitsandbytes sees it.
 void round_to_f16(float* row, int64_t num_in, int64_t row_index) {
   for (int64_t i = 0; i < num_in; ++i) {
-    const float rounded = round_to(row[i], DType::F16);
+    const float rounded = runtime::round_to(row[i], runtime::DType::F16);
     if (!std::isfinite(rounded)) {
       std::ostringstream message;
       message << "weight[" << row_index << ", " << i << "] is " << row[i]
@@ -121,9 +121,9 @@ LlmInt8Weight quantize_llm_int8(const at::Tensor& weight_OI, const std::vector<i
   result.weight = {.num_out = num_out,
                    .num_in = num_in,
                    .bits = 8,
-                   .group_size = kPerChannel,
+                   .group_size = runtime::kPerChannel,
                    .symmetric = true,
-                   .scale_dtype = DType::F32,
+                   .scale_dtype = runtime::DType::F32,
                    .codes_OI = std::vector<uint8_t>(num_out * num_in),
                    .scales_OG = std::vector<float>(num_out),
                    .zeros_OG = {},
@@ -160,4 +160,4 @@ LlmInt8Weight quantize_llm_int8(const at::Tensor& weight_OI, const std::vector<i
   return result;
 }
 
-}  // namespace pare
+}  // namespace pare::quant

@@ -14,7 +14,7 @@
 #include "quant/options.h"
 #include "runtime/format/linear_weights.h"
 
-namespace pare {
+namespace pare::quant {
 
 // With this share of outlier columns or more, an absolute threshold has missed the layer's scale. The paper's models
 // need less than 0.1 %, and past a quarter the 16-bit part costs more than int8 saves.
@@ -40,12 +40,12 @@ OutlierChoice choose_outliers(const at::Tensor& absmax_I, const at::Tensor& mean
                               const LlmInt8Options& options);
 
 struct LlmInt8Weight {
-  QuantizedWeight weight;        // 8 bits, symmetric, per channel, F32 scales absmax_O / 127, codes 128 + (-127 ..
-                                 // 127). Own layout: outlier columns have code 128, which is 0
-  std::vector<float> absmax_O;   // the row's largest |w| among the columns in int8 (bitsandbytes' SCB); a row of
-                                 // zeros has 0 and the scale 1
-  std::vector<int32_t> columns;  // own layout: the outlier columns, ascending; bitsandbytes: empty
-  at::Tensor outlier_weight_OK;  // own layout: float32 [O, K], W's outlier columns as they are; else undefined
+  runtime::QuantizedWeight weight;  // 8 bits, symmetric, per channel, F32 scales absmax_O / 127, codes 128 + (-127 ..
+                                    // 127). Own layout: outlier columns have code 128, which is 0
+  std::vector<float> absmax_O;      // the row's largest |w| among the columns in int8 (bitsandbytes' SCB); a row of
+                                    // zeros has 0 and the scale 1
+  std::vector<int32_t> columns;     // own layout: the outlier columns, ascending; bitsandbytes: empty
+  at::Tensor outlier_weight_OK;     // own layout: float32 [O, K], W's outlier columns as they are; else undefined
 };
 
 // Quantizes weight_OI, float32 [O, I]. outlier_columns ascend, each in 0 .. I-1. The bitsandbytes layout quantizes
@@ -56,4 +56,4 @@ struct LlmInt8Weight {
 LlmInt8Weight quantize_llm_int8(const at::Tensor& weight_OI, const std::vector<int32_t>& outlier_columns,
                                 LlmInt8Layout layout);
 
-}  // namespace pare
+}  // namespace pare::quant

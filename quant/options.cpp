@@ -4,36 +4,36 @@
 #include <string_view>
 #include <vector>
 
-namespace pare {
+namespace pare::quant {
 
 namespace {
 
 // Visits the code by its name. FP8 has a pass of its own.
-void visit_code(FieldVisitor& visit, const WeightCode*& code) {
+void visit_code(runtime::FieldVisitor& visit, const runtime::WeightCode*& code) {
   std::vector<std::string_view> names;
-  for (const WeightCode* known : weight_codes()) {
-    if (known->numbers != CodeNumbers::e4m3) names.push_back(known->name);
+  for (const runtime::WeightCode* known : runtime::weight_codes()) {
+    if (known->numbers != runtime::CodeNumbers::e4m3) names.push_back(known->name);
   }
   std::string name(code->name);
   visit(
       "code", name, std::span<const std::string_view>(names),
       "The numbers that codes stand for. `int` is evenly spaced. `nvfp4` and `mxfp4` are 4-bit floats in blocks of 16 "
       "and 32, and `nf4` has quantiles of a normal distribution.");
-  code = find_weight_code(name);
+  code = runtime::find_weight_code(name);
 }
 
 }  // namespace
 
-FieldLimits bits_limits() {
-  const std::span<const int> widths = kIntegerCode.widths;
+runtime::FieldLimits bits_limits() {
+  const std::span<const int> widths = runtime::kIntegerCode.widths;
   return {.values = {widths.begin(), widths.end()}};
 }
 
-FieldLimits group_limits() {
+runtime::FieldLimits group_limits() {
   return {.values = {kGroupSizes.begin(), kGroupSizes.end()}};
 }
 
-void GridOptions::fields(FieldVisitor& visit) {
+void GridOptions::fields(runtime::FieldVisitor& visit) {
   visit_code(visit, code);
   visit("bits", bits, bits_limits(), "Each weight becomes a code of this many bits.");
   visit("group_size", group_size, group_limits(),
@@ -48,18 +48,18 @@ void GridOptions::fields(FieldVisitor& visit) {
   visit.decided("scale_dtype", scale_dtype);
 }
 
-void GptqOptions::fields(FieldVisitor& visit) {
+void GptqOptions::fields(runtime::FieldVisitor& visit) {
   grid.fields(visit);
   visit("act_order", act_order,
         "`static` rounds columns with large inputs first and leaves groups where they are. `group` forms the groups in "
         "that order and stores an index for each input. `none` keeps the stored order.");
-  visit("damping", damping, {.low = kAboveZero, .high = 1.0},
+  visit("damping", damping, {.low = runtime::kAboveZero, .high = 1.0},
         "This share of the mean of H's diagonal is added to the diagonal.");
   visit("block_size", block_size, {.low = 1, .high = 4096},
         "Errors are spread over later columns in blocks of this many. This changes only speed and rounding errors.");
 }
 
-void RefineOptions::fields(FieldVisitor& visit) {
+void RefineOptions::fields(runtime::FieldVisitor& visit) {
   visit(
       "refine", sweeps, {.low = 0, .high = kMaxRefineSweeps},
       "This many sweeps over the codes lower the error on calibration data after rounding. 0 leaves the codes as they "
@@ -68,7 +68,7 @@ void RefineOptions::fields(FieldVisitor& visit) {
   visit.decided("refine_grids", grids);
 }
 
-void FitOptions::fields(FieldVisitor& visit) {
+void FitOptions::fields(runtime::FieldVisitor& visit) {
   visit(
       "fit", fit,
       "Before anything else, each layer is moved towards what the original model does in its place. This needs a text "
@@ -76,7 +76,7 @@ void FitOptions::fields(FieldVisitor& visit) {
   visit.decided("fit_ridge", ridge);
 }
 
-void AwqOptions::fields(FieldVisitor& visit) {
+void AwqOptions::fields(runtime::FieldVisitor& visit) {
   visit("duo_scaling", duo_scaling,
         "Candidates for the scales follow both inputs and weights. With `false` they follow only the inputs.");
   visit("grid_points", num_grid_points, {.low = 1, .high = 1000},
@@ -88,14 +88,14 @@ void AwqOptions::fields(FieldVisitor& visit) {
 }
 
 // The grid is that of the rounding that follows.
-void SmoothQuantOptions::fields(FieldVisitor& visit) {
+void SmoothQuantOptions::fields(runtime::FieldVisitor& visit) {
   visit("alpha", alpha, {.low = 0.0, .high = 1.0},
         "This share of the difficulty moves from inputs to weights. Without it, each input's share is searched.");
   visit.decided("power_of_two", power_of_two);
 }
 
-void LlmInt8Options::fields(FieldVisitor& visit) {
-  visit("threshold", value, {.low = kAboveZero, .high = 1e6},
+void LlmInt8Options::fields(runtime::FieldVisitor& visit) {
+  visit("threshold", value, {.low = runtime::kAboveZero, .high = 1e6},
         "An input column that reaches this value is an outlier and is not rounded. `measure` says what it is a "
         "multiple of.");
   visit("measure", measure,
@@ -110,4 +110,4 @@ void LlmInt8Options::fields(FieldVisitor& visit) {
       "The default is `pare` where the other options need it.");
 }
 
-}  // namespace pare
+}  // namespace pare::quant

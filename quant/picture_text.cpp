@@ -4,7 +4,7 @@
 #include <charconv>
 #include <stdexcept>
 
-namespace pare {
+namespace pare::quant {
 namespace {
 
 // The buffer holds a sign, the digits before the point, the point and the decimals.
@@ -44,4 +44,4 @@ std::string xml_text(const std::string& text) {
   return result;
 }
 
-}  // namespace pare
+}  // namespace pare::quant

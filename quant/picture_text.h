@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace pare {
+namespace pare::quant {
 
 // Returns the value with exactly num_decimals decimals, as printf("%.*f") does in the C locale. Trailing zeros stay, so
 // that columns of numbers line up. The text has some 300 digits where the value has them.
@@ -15,4 +15,4 @@ std::string short_digits(double value, int num_digits);
 // Returns the text escaped for XML 1.0. Control characters are left out, because XML 1.0 has none.
 std::string xml_text(const std::string& text);
 
-}  // namespace pare
+}  // namespace pare::quant

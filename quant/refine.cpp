@@ -33,7 +33,7 @@
 #include "quant/code_points.h"
 #include "quant/row_chunks.h"
 
-namespace pare {
+namespace pare::quant {
 namespace {
 
 constexpr int64_t kRefinedRows = 96;
@@ -54,7 +54,7 @@ at::Tensor damped(const at::Tensor& hessian_II, double damping) {
   return damped_II;
 }
 
-Layout make_layout(const QuantizedWeight& weight, const at::Tensor& hessian_II, double damping) {
+Layout make_layout(const runtime::QuantizedWeight& weight, const at::Tensor& hessian_II, double damping) {
   Layout layout;
   layout.order_I.resize(weight.num_in);
   std::iota(layout.order_I.begin(), layout.order_I.end(), 0);
@@ -89,7 +89,7 @@ struct RowChunk {
 struct Steps {
   float levels;
   std::optional<CodePoints> points = {};
-  explicit Steps(const QuantizedWeight& weight) : levels(static_cast<float>((1 << weight.bits) - 1)) {
+  explicit Steps(const runtime::QuantizedWeight& weight) : levels(static_cast<float>((1 << weight.bits) - 1)) {
     if (!weight.code->is_integer()) points.emplace(*weight.code);
   }
 };
@@ -109,8 +109,8 @@ void refresh_errors(RowChunk& chunk, int64_t group, int64_t begin, int64_t width
 }
 
 // Copies the mask of a chunk's rows. Throws std::invalid_argument unless every pruned code is its zero.
-at::Tensor gather_mask(const at::Tensor& kept_OI, const QuantizedWeight& start, const Layout& layout, int64_t first_row,
-                       int64_t num_rows) {
+at::Tensor gather_mask(const at::Tensor& kept_OI, const runtime::QuantizedWeight& start, const Layout& layout,
+                       int64_t first_row, int64_t num_rows) {
   at::Tensor kept_IR = at::empty({start.num_in, num_rows}, at::kFloat);
   float* gathered = kept_IR.mutable_data_ptr<float>();
   for (int64_t r = 0; r < num_rows; ++r) {
@@ -131,7 +131,7 @@ at::Tensor gather_mask(const at::Tensor& kept_OI, const QuantizedWeight& start, 
   return kept_IR;
 }
 
-RowChunk gather_chunk(const at::Tensor& weight_OI, const QuantizedWeight& start, const at::Tensor& kept_OI,
+RowChunk gather_chunk(const at::Tensor& weight_OI, const runtime::QuantizedWeight& start, const at::Tensor& kept_OI,
                       const Layout& layout, int64_t first_row, int64_t num_rows) {
   const int64_t num_in = start.num_in, num_groups = start.num_groups();
   RowChunk chunk{
@@ -231,11 +231,12 @@ bool falls(double amount, double curvature, double slope) {
 
 // Returns the scale of that type that is nearest. round_to takes the power of two below, and from 1.5 times a power on
 // the next one is nearer.
-float nearest_scale(double exact, DType scale_dtype) {
-  return round_to(static_cast<float>(scale_dtype == DType::F8_E8M0 ? exact * 4.0 / 3.0 : exact), scale_dtype);
+float nearest_scale(double exact, runtime::DType scale_dtype) {
+  return runtime::round_to(static_cast<float>(scale_dtype == runtime::DType::F8_E8M0 ? exact * 4.0 / 3.0 : exact),
+                           scale_dtype);
 }
 
-bool update_scales(RowChunk& chunk, GroupView& view, DType scale_dtype, float tensor_scale) {
+bool update_scales(RowChunk& chunk, GroupView& view, runtime::DType scale_dtype, float tensor_scale) {
   const int64_t num_rows = chunk.num_rows;
   float* scales_R = chunk.scales_GR.data() + view.group * num_rows;
   const float* zeros_R = chunk.zeros_GR.data() + view.group * num_rows;
@@ -402,7 +403,7 @@ bool update_codes(RowChunk& chunk, GroupView& view, const Steps& steps) {
 }
 
 // Returns false when nothing moved, and the next sweep would not move anything either.
-bool sweep(RowChunk& chunk, const Layout& layout, const QuantizedWeight& start, const RefineOptions& options) {
+bool sweep(RowChunk& chunk, const Layout& layout, const runtime::QuantizedWeight& start, const RefineOptions& options) {
   const Steps steps(start);
   bool changed = false;
   for (int64_t g = 0; g < start.num_groups(); ++g) {
@@ -420,7 +421,8 @@ bool sweep(RowChunk& chunk, const Layout& layout, const QuantizedWeight& start, 
   return changed;
 }
 
-void scatter_row(const RowChunk& chunk, const Layout& layout, int64_t r, int64_t row, QuantizedWeight& result) {
+void scatter_row(const RowChunk& chunk, const Layout& layout, int64_t r, int64_t row,
+                 runtime::QuantizedWeight& result) {
   const Steps steps(result);
   const int64_t num_groups = result.num_groups();
   uint8_t* codes_I = result.codes_OI.data() + row * result.num_in;
@@ -433,7 +435,7 @@ void scatter_row(const RowChunk& chunk, const Layout& layout, int64_t r, int64_t
     // The product errs by a unit in the last place of float32, which rounding to a narrower type undoes.
     const float scale = chunk.scales_GR[g * chunk.num_rows + r];
     result.scales_OG[row * num_groups + g] =
-        result.tensor_scale == 1.0f ? scale : round_to(scale * result.tensor_scale, result.scale_dtype);
+        result.tensor_scale == 1.0f ? scale : runtime::round_to(scale * result.tensor_scale, result.scale_dtype);
     if (!result.symmetric) {
       result.zeros_OG[row * num_groups + g] = static_cast<uint8_t>(chunk.zeros_GR[g * chunk.num_rows + r]);
     }
@@ -452,10 +454,10 @@ void check_refine_options(const RefineOptions& options) {
 
 }  // namespace
 
-RefineResult refine(const at::Tensor& weight_OI, const QuantizedWeight& start, const at::Tensor& hessian_II,
+RefineResult refine(const at::Tensor& weight_OI, const runtime::QuantizedWeight& start, const at::Tensor& hessian_II,
                     const RefineOptions& options, const at::Tensor& kept_OI) {
   check_refine_options(options);
-  validate(start, "the weight to refine");
+  runtime::validate(start, "the weight to refine");
   const at::Tensor weight = checked_weight(weight_OI), hessian = checked_hessian(hessian_II);
   const int64_t num_out = weight.size(0), num_in = weight.size(1);
   if (start.num_out != num_out || start.num_in != num_in || hessian.size(0) != num_in) {
@@ -488,4 +490,4 @@ RefineResult refine(const at::Tensor& weight_OI, const QuantizedWeight& start, c
   return result;
 }
 
-}  // namespace pare
+}  // namespace pare::quant

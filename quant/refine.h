@@ -5,10 +5,10 @@
 
 #include "quant/grid.h"
 
-namespace pare {
+namespace pare::quant {
 
 struct RefineResult {
-  QuantizedWeight weight;
+  runtime::QuantizedWeight weight;
   double trace_before = 0.0;  // tr((W - W') H (W - W')^T) of `start`, under the H given, without damping
   double trace_after = 0.0;   // <= trace_before
 };
@@ -23,7 +23,7 @@ struct RefineResult {
 // pruned weights at 0. Rows are independent and split over OpenMP threads; any number of threads gives the same bits.
 // Throws std::invalid_argument for shapes, values that are not finite, options, and a pruned weight that `start` does
 // not hold at 0. Throws what validate(start) throws.
-RefineResult refine(const at::Tensor& weight_OI, const QuantizedWeight& start, const at::Tensor& hessian_II,
+RefineResult refine(const at::Tensor& weight_OI, const runtime::QuantizedWeight& start, const at::Tensor& hessian_II,
                     const RefineOptions& options, const at::Tensor& kept_OI = {});
 
-}  // namespace pare
+}  // namespace pare::quant

@@ -9,7 +9,7 @@
 #include "runtime/system/first_exception.h"
 #include "runtime/system/interrupt.h"
 
-namespace pare {
+namespace pare::quant {
 
 SingleThreadedTorch::SingleThreadedTorch(int torch_threads)
     : torch_threads_(torch_threads), omp_threads_(omp_get_max_threads()) {
@@ -24,7 +24,7 @@ SingleThreadedTorch::~SingleThreadedTorch() {
 void for_row_chunks(int64_t num_rows, int64_t chunk_rows, const std::function<void(int64_t, int64_t)>& body) {
   const int64_t num_chunks = (num_rows + chunk_rows - 1) / chunk_rows;
   const int torch_threads = at::get_num_threads();
-  FirstException error;
+  runtime::FirstException error;
 #pragma omp parallel
   {
     std::optional<SingleThreadedTorch> guard;
@@ -33,7 +33,7 @@ void for_row_chunks(int64_t num_rows, int64_t chunk_rows, const std::function<vo
     for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
       if (error.failed()) continue;
       error.capture([&] {
-        throw_if_interrupted();
+        runtime::throw_if_interrupted();
         const int64_t first_row = chunk * chunk_rows;
         body(first_row, std::min(chunk_rows, num_rows - first_row));
       });
@@ -42,4 +42,4 @@ void for_row_chunks(int64_t num_rows, int64_t chunk_rows, const std::function<vo
   error.rethrow();
 }
 
-}  // namespace pare
+}  // namespace pare::quant

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <functional>
 
-namespace pare {
+namespace pare::quant {
 
 // While it lives, LibTorch (and MKL and OpenMP below it) runs on one thread when called from the calling thread, and
 // records no gradients. Afterwards torch_threads and the thread's OpenMP setting hold again. LibTorch's own count is
@@ -33,4 +33,4 @@ class SingleThreadedTorch {
 // begun are left out. Throws Interrupted between chunks.
 void for_row_chunks(int64_t num_rows, int64_t chunk_rows, const std::function<void(int64_t, int64_t)>& body);
 
-}  // namespace pare
+}  // namespace pare::quant

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace pare {
+namespace pare::quant {
 
 // The least and the greatest s of each channel, 0 < least <= 1 <= most. Where s is rounded to powers of two, the bounds
 // are powers of two as well. Channels of one producer have equal bounds. Empty: any s will do.
@@ -31,4 +31,4 @@ struct ScaleBounds {
   }
 };
 
-}  // namespace pare
+}  // namespace pare::quant

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 
-namespace pare {
+namespace pare::quant {
 
 std::vector<Sensitivity> loss_sensitivities(const std::vector<SensitivityMeasurement>& measurements) {
   std::vector<Sensitivity> sensitivities;
@@ -38,4 +38,4 @@ std::vector<Sensitivity> loss_sensitivities(const std::vector<SensitivityMeasure
   return sensitivities;
 }
 
-}  // namespace pare
+}  // namespace pare::quant

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace pare {
+namespace pare::quant {
 
 // One group's evaluation. `output_error` is the quantity from which the budget's predictions are computed: the summed
 // trace error for weights, or the sampled rows' squared output error for activations. `increase` (nats per token) and
@@ -33,4 +33,4 @@ struct Sensitivity {
 // as with no measurement.
 std::vector<Sensitivity> loss_sensitivities(const std::vector<SensitivityMeasurement>& measurements);
 
-}  // namespace pare
+}  // namespace pare::quant

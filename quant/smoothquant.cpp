@@ -16,7 +16,7 @@
 #include "quant/row_chunks.h"
 #include "quant/rtn.h"
 
-namespace pare {
+namespace pare::quant {
 namespace {
 
 // The outputs per matrix product: enough for an efficient one, few enough to share among threads.
@@ -198,7 +198,7 @@ double error_of(const Problem& problem, const at::Tensor& scales_I, const RoundI
   double error = 0.0;
   for (size_t layer = 0; layer < problem.weights_OI.size(); ++layer) {
     const at::Tensor& weight_OI = problem.weights_OI[layer];
-    std::vector<float> values = dequantize(rtn(weight_OI.mul(scales_I), diagonal_I, grid));
+    std::vector<float> values = runtime::dequantize(rtn(weight_OI.mul(scales_I), diagonal_I, grid));
     const at::Tensor rounded_OI = at::from_blob(values.data(), weight_OI.sizes(), at::kFloat);
     error += squared_distance(rounded_RI, rounded_OI, problem.outputs_OR[layer]);
   }
@@ -261,4 +261,4 @@ Smoothing smooth(const SmoothInput& input, const RoundInput& round_input, const 
   return result;
 }
 
-}  // namespace pare
+}  // namespace pare::quant

@@ -17,7 +17,7 @@
 #include "quant/options.h"
 #include "quant/scale_bounds.h"
 
-namespace pare {
+namespace pare::quant {
 
 // Rounds x_RI in place, as the runtime will. x_RI is float32 [R, I], the sampled rows already divided by scales_I.
 // scales_I is for ranges that were fixed over all tokens and must be divided as well.
@@ -75,4 +75,4 @@ struct Smoothing {
 // folded values stand for. Throws as the functions above do.
 Smoothing smooth(const SmoothInput& input, const RoundInput& round_input, const SmoothQuantOptions& options);
 
-}  // namespace pare
+}  // namespace pare::quant

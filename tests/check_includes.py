@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checks who includes whom: docs/architecture.md, "Who may include whom". Also that JSON has one parser and one writer,
-that nobody but their tables knows families and evaluations by name, and that nobody asks a pass for its class or name.
+that nobody but their tables knows families and evaluations by name, that nobody asks a pass for its class or name, and
+that each file is in the namespace of its folder.
 Exit status 1 and one line per offence; prints nothing when all is well.
 
 usage: check_includes.py [ROOT]      --self-test plants one offence of each kind and expects it to be found
@@ -92,6 +93,9 @@ PASS_FILES = re.compile(r"^compress/passes/|^compress/recipe/(\w+_pass|pass_opti
 # An evaluation is known by its row alone.
 EVALUATIONS = "runtime/evaluate"
 EVALUATION_KEY = re.compile(r'\.key = "(\w+)"')
+# Each top folder of the programs has its namespace. What the library offers to other programs is in `pare` itself.
+NAMESPACE = re.compile(r"^namespace pare\b(?:::(\w+))?")
+PUBLIC = "runtime/api/"
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
@@ -150,6 +154,10 @@ def offences(root):
                 yield where + "ask the pass by a member function of PassOptions, not for its class or name"
             if evaluations.search(line) and not name.startswith((EVALUATIONS, "tests/")):
                 yield where + "compares an evaluation's name: make it a member of EvaluationRow"
+            opened = NAMESPACE.match(line)
+            top = name.split("/")[0]
+            if opened and top != "tests" and not name.startswith(PUBLIC) and opened.group(1) != top:
+                yield where + f"code of {top}/ is in namespace pare::{top}"
             match = INCLUDE.match(line)
             if not match:
                 continue
@@ -218,6 +226,8 @@ def self_test():
         "compress/plan/names.cpp": 'if (layer.method == "rtn") return;\n',
         "runtime/evaluate/row.cpp": '  return {.key = "answers",\nif (key == "answers") return;\n',
         "compress/plan/evaluations.cpp": 'if (row->key == "answers") return;\n',
+        "quant/place.cpp": "namespace pare::runtime {\nnamespace pare {\nnamespace pare::quant {\nnamespace {\n",
+        "runtime/api/pare.h": "namespace pare {\n",
         "compress/plan/texts.cpp": 'if (row->key != std::string("rtn")) return;\n',
     } | {f"runtime/files/f{i}.h": "" for i in range(MAX_MODULES + 1)}
     with tempfile.TemporaryDirectory() as folder:
@@ -233,9 +243,11 @@ def self_test():
                      "runtime/files/writer.cpp:1: write JSON with json_text", "compress/plan/casts.cpp:1: ask the pass",
                      "compress/plan/evaluations.cpp:1: compares an evaluation's name",
                      "compress/plan/names.cpp:1: ask the pass", "compress/plan/texts.cpp:1: ask the pass",
+                     "quant/place.cpp:1: code of quant/", "quant/place.cpp:2: code of quant/",
                      *(f"compress/by_name.cpp:{number}: compares a family's name" for number in (1, 2, 3))):
         assert expected in found, f"planted offence not found: {expected}\n{found}"
     assert found.count("compares a family's name") == 3, found
+    assert found.count("is in namespace") == 2, found
     assert found.count("compares an evaluation's name") == 1, found
 
 

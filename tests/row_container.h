@@ -9,6 +9,7 @@
 #include "runtime/containers/container_table.h"
 
 namespace pare {
+using namespace runtime;
 
 inline constexpr std::string_view kRowsSuffix = ".rows";
 

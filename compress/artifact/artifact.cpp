@@ -5,20 +5,20 @@
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/sha256.h"
 
-namespace pare {
+namespace pare::compress {
 
 namespace fs = std::filesystem;
 
 std::vector<fs::path> Artifact::copied_files(const fs::path& directory) {
-  return pare::copied_files(directory);
+  return compress::copied_files(directory);
 }
 
-void Artifact::assemble(const Checkpoint& source, const std::vector<std::string>& unquantized,
+void Artifact::assemble(const runtime::Checkpoint& source, const std::vector<std::string>& unquantized,
                         const std::map<std::string, std::string>& inputs) {
   assemble_hugging_face(*this, source, unquantized, inputs, artifact_directory());
 }
 
-void Artifact::verify(const Checkpoint& source) const {
+void Artifact::verify(const runtime::Checkpoint& source) const {
   verify_hugging_face(*this, source, artifact_directory());
 }
 
@@ -26,13 +26,13 @@ std::map<std::string, std::string> Artifact::output_hashes() const {
   std::map<std::string, std::string> hashes;
   for (const auto& entry : fs::recursive_directory_iterator(artifact_directory())) {
     if (!entry.is_regular_file()) continue;
-    hashes[entry.path().lexically_relative(artifact_directory()).string()] = sha256_file(entry.path());
+    hashes[entry.path().lexically_relative(artifact_directory()).string()] = runtime::sha256_file(entry.path());
   }
   return hashes;
 }
 
 void Artifact::write_file(const std::string& name, std::string_view text) const {
-  write_file_atomically(artifact_directory() / name, text);
+  runtime::write_file_atomically(artifact_directory() / name, text);
 }
 
-}  // namespace pare
+}  // namespace pare::compress

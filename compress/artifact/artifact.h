@@ -15,7 +15,7 @@
 #include "compress/artifact/parts.h"
 #include "runtime/model/checkpoint.h"
 
-namespace pare {
+namespace pare::compress {
 
 class Artifact : public Parts {
  public:
@@ -25,12 +25,12 @@ class Artifact : public Parts {
   static std::vector<std::filesystem::path> copied_files(const std::filesystem::path& directory);
 
   // Do what assemble_hugging_face and verify_hugging_face say, in the artifact folder.
-  void assemble(const Checkpoint& source, const std::vector<std::string>& unquantized,
+  void assemble(const runtime::Checkpoint& source, const std::vector<std::string>& unquantized,
                 const std::map<std::string, std::string>& inputs);
-  void verify(const Checkpoint& source) const;
+  void verify(const runtime::Checkpoint& source) const;
   // Returns the SHA-256 of every file in the artifact folder, by name.
   std::map<std::string, std::string> output_hashes() const;
   void write_file(const std::string& name, std::string_view text) const;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

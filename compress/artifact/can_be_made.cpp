@@ -12,7 +12,7 @@
 
 #include "runtime/system/partial_output.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
@@ -43,7 +43,7 @@ int error_of_making_in(const fs::path& folder) {
 }  // namespace
 
 void check_can_be_made(const fs::path& output) {
-  const fs::path place = output_place(output), partial = PartialOutput::folder_of(output);
+  const fs::path place = runtime::output_place(output), partial = runtime::PartialOutput::folder_of(output);
   const auto refuse = [&](const fs::path& folder, const std::string& why) {
     throw std::runtime_error("output '" + output.string() + "' cannot be made: '" + folder.string() + "': " + why +
                              "; choose another output");
@@ -67,4 +67,4 @@ void check_can_be_made(const fs::path& output) {
   if (const int error = error_of_making_in(partial); error != 0) refuse(partial, error_text(error));
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace pare {
+namespace pare::compress {
 
 // Writes the file atomically (runtime/system/atomic_file.h).
 void write_checked_file(const std::filesystem::path& path, std::string_view content);
@@ -19,4 +19,4 @@ std::string read_checked_file(const std::filesystem::path& path);
 // description of the damage, it is "'PATH' is damaged (WHAT): ...".
 std::runtime_error damaged_file(const std::filesystem::path& path, const std::string& what = {});
 
-}  // namespace pare
+}  // namespace pare::compress

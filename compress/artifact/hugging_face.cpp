@@ -16,7 +16,7 @@
 #include "runtime/system/mapped_file.h"
 #include "runtime/system/sha256.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -25,14 +25,14 @@ namespace fs = std::filesystem;
 // Weights up to this size are one file. Beyond it they are cut into more shards, as other writers do.
 constexpr int64_t kMaxShardBytes = int64_t{4} << 30;
 
-int64_t tensor_bytes(const StreamedTensor& tensor) {
+int64_t tensor_bytes(const runtime::StreamedTensor& tensor) {
   int64_t num_elements = 1;
   for (const int64_t size : tensor.shape) num_elements *= size;
-  return num_elements * static_cast<int64_t>(dtype_size_bytes(tensor.dtype));
+  return num_elements * static_cast<int64_t>(runtime::dtype_size_bytes(tensor.dtype));
 }
 
 // Copies the files that have a hash and are neither config.json nor weights.
-void copy_small_files(const Checkpoint& source, const std::map<std::string, std::string>& inputs,
+void copy_small_files(const runtime::Checkpoint& source, const std::map<std::string, std::string>& inputs,
                       const fs::path& directory) {
   std::set<std::string> others = {"config.json"};
   for (const fs::path& path : source.weight_files()) others.insert(path.filename().string());
@@ -41,7 +41,7 @@ void copy_small_files(const Checkpoint& source, const std::map<std::string, std:
     const fs::path copy = directory / name;
     fs::create_directories(copy.parent_path());
     copy_small_file(source.directory(), name, copy);
-    if (sha256_file(copy) == hash) continue;
+    if (runtime::sha256_file(copy) == hash) continue;
     throw std::runtime_error("changed while it was read: '" + (source.directory() / name).string() +
                              "' is not what it was when the run began");
   }
@@ -49,32 +49,35 @@ void copy_small_files(const Checkpoint& source, const std::map<std::string, std:
 
 // Returns whether only pare reads these modules. One reason is their container, whatever it holds. The other is a
 // quantized embedding: transformers puts random numbers in its place where it loads the model without its head.
-bool are_own(const std::vector<StoredModule>& modules) {
-  const ContainerFormat& container = container_format(modules.front().scheme.container);
-  const Engine others[] = {Engine::transformers, Engine::vllm, Engine::llama_cpp};
-  return std::any_of(modules.begin(), modules.end(), [](const StoredModule& module) { return !module.is_linear; }) ||
-         std::none_of(std::begin(others), std::end(others),
-                      [&](Engine engine) { return container.unread_by(engine, PackScheme{}).empty(); });
+bool are_own(const std::vector<runtime::StoredModule>& modules) {
+  const runtime::ContainerFormat& container = runtime::container_format(modules.front().scheme.container);
+  const runtime::Engine others[] = {runtime::Engine::transformers, runtime::Engine::vllm, runtime::Engine::llama_cpp};
+  return std::any_of(modules.begin(), modules.end(),
+                     [](const runtime::StoredModule& module) { return !module.is_linear; }) ||
+         std::none_of(std::begin(others), std::end(others), [&](runtime::Engine engine) {
+           return container.unread_by(engine, runtime::PackScheme{}).empty();
+         });
 }
 
 // Returns config.json: the source's, with a quantization_config of the modules that are in a container.
-std::string config_of(const Checkpoint& source, const std::vector<StoredModule>& modules,
+std::string config_of(const runtime::Checkpoint& source, const std::vector<runtime::StoredModule>& modules,
                       const std::vector<std::string>& unquantized) {
-  Json config = parse_ordered_json(source.config_json(), (source.directory() / "config.json").string());
+  Json config = runtime::parse_ordered_json(source.config_json(), (source.directory() / "config.json").string());
   if (!modules.empty()) {
     config["quantization_config"] =
-        parse_ordered_json(container_config_json(modules, unquantized), "quantization_config");
+        runtime::parse_ordered_json(runtime::container_config_json(modules, unquantized), "quantization_config");
   }
-  const std::string text = json_text(config, 2) + "\n";
-  return !modules.empty() && are_own(modules) ? config_for_pare_alone(text, "config.json") : text;
+  const std::string text = runtime::json_text(config, 2) + "\n";
+  return !modules.empty() && are_own(modules) ? runtime::config_for_pare_alone(text, "config.json") : text;
 }
 
 // Returns what was stored as `record` says, from the weights that a reader of `directory` got.
-StoredLinear stored_again(LinearWeights weights, const LayerRecord& record, const fs::path& directory) {
-  StoredLinear stored;
+runtime::StoredLinear stored_again(runtime::LinearWeights weights, const LayerRecord& record,
+                                   const fs::path& directory) {
+  runtime::StoredLinear stored;
   stored.input = std::move(weights.input);
   stored.outlier_weight_OJ = std::move(weights.outlier_weight_OJ);
-  auto* const quantized = std::get_if<QuantizedWeight>(&weights.weight);
+  auto* const quantized = std::get_if<runtime::QuantizedWeight>(&weights.weight);
   if ((quantized == nullptr) != record.scheme.is_dense()) {
     throw std::runtime_error("verification of '" + directory.string() + "': " + record.name + " reads back as " +
                              (quantized == nullptr ? "not " : "") + "quantized");
@@ -83,7 +86,7 @@ StoredLinear stored_again(LinearWeights weights, const LayerRecord& record, cons
     stored.weight = std::move(*quantized);
     return stored;
   }
-  const auto& dense = std::get<DenseWeight>(weights.weight);
+  const auto& dense = std::get<runtime::DenseWeight>(weights.weight);
   stored.weight.num_out = record.num_out;
   stored.weight.num_in = record.num_in;
   stored.weight.pattern = dense.pattern;
@@ -95,21 +98,21 @@ StoredLinear stored_again(LinearWeights weights, const LayerRecord& record, cons
 
 }  // namespace
 
-bool is_second_copy(const Checkpoint& source, const std::string& tensor) {
+bool is_second_copy(const runtime::Checkpoint& source, const std::string& tensor) {
   if (source.is_encoder()) return false;
-  const ModelDescription& model = source.description();
+  const runtime::ModelDescription& model = source.description();
   return model.tied_head && tensor == model.head.name + ".weight";
 }
 
-StreamedTensor view_tensor(const std::string& name, const TensorView& view) {
-  return {name, view.dtype, view.shape, [data = view.data](const ByteSink& sink) { sink(data); }};
+runtime::StreamedTensor view_tensor(const std::string& name, const runtime::TensorView& view) {
+  return {name, view.dtype, view.shape, [data = view.data](const runtime::ByteSink& sink) { sink(data); }};
 }
 
-void write_weight_files(std::vector<StreamedTensor> tensors, const fs::path& directory) {
-  std::vector<std::vector<StreamedTensor>> shards(1);
+void write_weight_files(std::vector<runtime::StreamedTensor> tensors, const fs::path& directory) {
+  std::vector<std::vector<runtime::StreamedTensor>> shards(1);
   int64_t shard_bytes = 0;
   int64_t total_bytes = 0;
-  for (StreamedTensor& tensor : tensors) {
+  for (runtime::StreamedTensor& tensor : tensors) {
     const int64_t size = tensor_bytes(tensor);
     if (shard_bytes > 0 && shard_bytes + size > kMaxShardBytes) {
       shards.emplace_back();
@@ -120,60 +123,61 @@ void write_weight_files(std::vector<StreamedTensor> tensors, const fs::path& dir
     shards.back().push_back(std::move(tensor));
   }
   if (shards.size() == 1) {
-    write_safetensors(directory / "model.safetensors", std::move(shards.front()));
-    sync_directory(directory);
+    runtime::write_safetensors(directory / "model.safetensors", std::move(shards.front()));
+    runtime::sync_directory(directory);
     return;
   }
   std::map<std::string, std::string> weight_map;
   for (size_t i = 0; i < shards.size(); ++i) {
     char name[64];
     std::snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
-    for (const StreamedTensor& tensor : shards[i]) weight_map[tensor.name] = name;
-    write_safetensors(directory / name, std::move(shards[i]));
+    for (const runtime::StreamedTensor& tensor : shards[i]) weight_map[tensor.name] = name;
+    runtime::write_safetensors(directory / name, std::move(shards[i]));
   }
   const Json index = {{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}};
-  write_file_atomically(directory / "model.safetensors.index.json", json_text(index, 2) + "\n");
+  runtime::write_file_atomically(directory / "model.safetensors.index.json", runtime::json_text(index, 2) + "\n");
 }
 
-void assemble_hugging_face(const Parts& parts, const Checkpoint& source, const std::vector<std::string>& unquantized,
+void assemble_hugging_face(const Parts& parts, const runtime::Checkpoint& source,
+                           const std::vector<std::string>& unquantized,
                            const std::map<std::string, std::string>& inputs, const fs::path& directory) {
   fs::remove_all(directory);
   fs::create_directories(directory);
 
-  std::vector<StoredModule> modules;
+  std::vector<runtime::StoredModule> modules;
   std::set<std::string> replaced;
   for (const LayerRecord& record : parts.records()) {
     if (record.is_plain()) continue;
     modules.push_back({record.name, record.scheme, record.is_linear});
     if (!record.scheme.has_own_tensor()) replaced.insert(record.name + ".weight");
   }
-  write_file_atomically(directory / "config.json", config_of(source, modules, unquantized));
+  runtime::write_file_atomically(directory / "config.json", config_of(source, modules, unquantized));
   copy_small_files(source, inputs, directory);
 
-  std::vector<SafetensorsFile> files;
+  std::vector<runtime::SafetensorsFile> files;
   for (const int64_t part : parts.committed_parts()) {
     files.push_back(parts.open_tensors(part));
     for (const auto& [name, view] : files.back().tensors()) replaced.insert(name);
   }
   // Tensors that the passes left alone come straight from the source. Parts follow in order.
-  std::vector<StreamedTensor> tensors;
+  std::vector<runtime::StreamedTensor> tensors;
   for (const std::string& name : source.tensor_names()) {
     if (replaced.contains(name) || is_second_copy(source, name)) continue;
     tensors.push_back(view_tensor(name, source.tensor(name)));
   }
-  for (const SafetensorsFile& file : files) {
+  for (const runtime::SafetensorsFile& file : files) {
     for (const auto& [name, view] : file.tensors()) tensors.push_back(view_tensor(name, view));
   }
   write_weight_files(std::move(tensors), directory);
 }
 
-void verify_hugging_face(const Parts& parts, const Checkpoint& source, const fs::path& directory) {
-  const Checkpoint written = Checkpoint::open(directory);
+void verify_hugging_face(const Parts& parts, const runtime::Checkpoint& source, const fs::path& directory) {
+  const runtime::Checkpoint written = runtime::Checkpoint::open(directory);
   std::set<std::string> replaced;
   for (const LayerRecord& record : parts.records()) {
     if (record.is_plain()) continue;  // compared with the other tensors below
-    const LinearDescription linear{record.name, record.num_out, record.num_in, false};
-    const StoredLinear stored = stored_again(written.linear(linear), record, directory);
+    const runtime::LinearDescription linear{record.name, record.num_out, record.num_in, false};
+    const runtime::StoredLinear stored = stored_again(written.linear(linear), record, directory);
     if (content_hash(stored) != record.sha256) {
       throw std::runtime_error("verification of '" + directory.string() + "': codes, scales or input of " +
                                record.name + " read back differently from what was computed");
@@ -181,24 +185,24 @@ void verify_hugging_face(const Parts& parts, const Checkpoint& source, const fs:
     written.drop_pages(linear);
     if (!record.scheme.has_own_tensor()) replaced.insert(record.name + ".weight");
   }
-  const auto check_equal = [&](const std::string& name, DType dtype, std::span<const int64_t> shape,
+  const auto check_equal = [&](const std::string& name, runtime::DType dtype, std::span<const int64_t> shape,
                                std::span<const std::byte> data, const char* whose) {
-    const TensorView& after = written.tensor(name);
+    const runtime::TensorView& after = written.tensor(name);
     if (dtype == after.dtype && std::ranges::equal(shape, after.shape) && std::ranges::equal(data, after.data)) return;
     throw std::runtime_error("verification of '" + directory.string() + "': tensor '" + name + "' differs from " +
                              whose);
   };
   for (const int64_t part : parts.committed_parts()) {
-    for (const OwnedTensor& tensor : parts.read_changed(part, source)) {
+    for (const runtime::OwnedTensor& tensor : parts.read_changed(part, source)) {
       check_equal(tensor.name, tensor.dtype, tensor.shape, tensor.data, "what the passes of its block made of it");
       replaced.insert(tensor.name);
     }
   }
   for (const std::string& name : source.tensor_names()) {
     if (replaced.contains(name) || is_second_copy(source, name)) continue;
-    const TensorView& before = source.tensor(name);
+    const runtime::TensorView& before = source.tensor(name);
     check_equal(name, before.dtype, before.shape, before.data, "that of the source");
   }
 }
 
-}  // namespace pare
+}  // namespace pare::compress

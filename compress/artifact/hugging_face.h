@@ -11,26 +11,27 @@
 #include "runtime/files/safetensors.h"
 #include "runtime/model/checkpoint.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Returns whether the tensor repeats the embedding, which also serves as the head. Such a tensor is not written.
-bool is_second_copy(const Checkpoint& source, const std::string& tensor);
+bool is_second_copy(const runtime::Checkpoint& source, const std::string& tensor);
 // Returns a tensor as it lies in its file, under `name`. The view's data must live until it is written.
-StreamedTensor view_tensor(const std::string& name, const TensorView& view);
+runtime::StreamedTensor view_tensor(const std::string& name, const runtime::TensorView& view);
 // Writes model.safetensors, or shards of up to 4 GiB in the given order with their index. Throws what write_safetensors
 // throws.
-void write_weight_files(std::vector<StreamedTensor> tensors, const std::filesystem::path& directory);
+void write_weight_files(std::vector<runtime::StreamedTensor> tensors, const std::filesystem::path& directory);
 
 // Writes the directory into `directory`, which is emptied first. `unquantized` are the linears that the config lists as
 // left alone. `inputs` are the SHA-256 of the source's files by name (input_hashes); the small ones among them are
 // copied. Throws std::runtime_error for a small file that no longer has its hash, and for a file that cannot be
 // written.
-void assemble_hugging_face(const Parts& parts, const Checkpoint& source, const std::vector<std::string>& unquantized,
+void assemble_hugging_face(const Parts& parts, const runtime::Checkpoint& source,
+                           const std::vector<std::string>& unquantized,
                            const std::map<std::string, std::string>& inputs, const std::filesystem::path& directory);
 
 // Opens `directory` as any reader would. Decodes every compressed layer and compares it with its record. Compares every
 // other tensor bit by bit with the part that changed it, or with the source. Throws std::runtime_error with the name of
 // what differs.
-void verify_hugging_face(const Parts& parts, const Checkpoint& source, const std::filesystem::path& directory);
+void verify_hugging_face(const Parts& parts, const runtime::Checkpoint& source, const std::filesystem::path& directory);
 
-}  // namespace pare
+}  // namespace pare::compress

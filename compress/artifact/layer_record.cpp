@@ -8,7 +8,7 @@
 #include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -17,7 +17,7 @@ std::span<const std::byte> bytes_of(const auto& values) {
   return std::as_bytes(std::span(values));
 }
 
-Json value_json(const FieldValue& value) {
+Json value_json(const runtime::FieldValue& value) {
   return std::visit(
       [](const auto& v) -> Json {
         if constexpr (std::is_same_v<std::decay_t<decltype(v)>, std::optional<double>>) {
@@ -30,9 +30,9 @@ Json value_json(const FieldValue& value) {
 }
 
 // Returns the value in `json`, of the kind that `expected` holds.
-FieldValue read_value(const Json& json, const FieldValue& expected) {
+runtime::FieldValue read_value(const Json& json, const runtime::FieldValue& expected) {
   return std::visit(
-      [&](const auto& kind) -> FieldValue {
+      [&](const auto& kind) -> runtime::FieldValue {
         using T = std::decay_t<decltype(kind)>;
         if constexpr (std::is_same_v<T, std::optional<double>>) {
           return json.is_null() ? T() : T(json.get<double>());
@@ -48,40 +48,40 @@ FieldValue read_value(const Json& json, const FieldValue& expected) {
 std::string to_json(const LayerRecord& record) {
   LayerRecord copy = record;
   Json json = Json::object();
-  for (const NamedField& field : field_values(copy)) json[field.name] = value_json(field.value);
-  return json_text(json);
+  for (const runtime::NamedField& field : runtime::field_values(copy)) json[field.name] = value_json(field.value);
+  return runtime::json_text(json);
 }
 
 LayerRecord parse_record(const std::string& text) {
   LayerRecord record;
-  std::vector<NamedField> fields = field_values(record);
+  std::vector<runtime::NamedField> fields = runtime::field_values(record);
   try {
-    const Json json = parse_ordered_json(text, "a layer's record");
-    for (NamedField& field : fields) field.value = read_value(json.at(field.name), field.value);
-  } catch (const BadJson& error) {
+    const Json json = runtime::parse_ordered_json(text, "a layer's record");
+    for (runtime::NamedField& field : fields) field.value = read_value(json.at(field.name), field.value);
+  } catch (const runtime::BadJson& error) {
     throw std::invalid_argument(error.what());
   } catch (const Json::exception& error) {
     throw std::invalid_argument("a layer's record is damaged: " + std::string(error.what()));
   }
-  assign_fields(fields, record);
+  runtime::assign_fields(fields, record);
   return record;
 }
 
-std::string content_hash(const StoredLinear& linear) {
-  const QuantizedWeight& weight = linear.weight;
-  const InputFormat& input = linear.input;
-  Sha256 hash;
-  const std::string header = std::to_string(weight.num_out) + "x" + std::to_string(weight.num_in) + " bits " +
-                             std::to_string(weight.bits) + " group " + std::to_string(weight.group_size) +
-                             (weight.symmetric ? " symmetric " : " asymmetric ") +
-                             std::string(dtype_name(weight.scale_dtype)) +
-                             (weight.code->is_integer() ? "" : " " + std::string(weight.code->name)) + " input " +
-                             // Hashes stay what they were when plain inputs had this name.
-                             (input.is_plain() ? "a16" : input_format_name(input)) + " " +
-                             std::to_string(static_cast<int>(input.outliers)) + " zero " + std::to_string(input.zero) +
-                             // Nor do they change by properties that few linears have.
-                             (weight.pattern.is_dense() ? "" : " pattern " + pattern_name(weight.pattern)) +
-                             (linear.dense_OI.empty() ? "" : " dense " + std::string(dtype_name(linear.dense_dtype)));
+std::string content_hash(const runtime::StoredLinear& linear) {
+  const runtime::QuantizedWeight& weight = linear.weight;
+  const runtime::InputFormat& input = linear.input;
+  runtime::Sha256 hash;
+  const std::string header =
+      std::to_string(weight.num_out) + "x" + std::to_string(weight.num_in) + " bits " + std::to_string(weight.bits) +
+      " group " + std::to_string(weight.group_size) + (weight.symmetric ? " symmetric " : " asymmetric ") +
+      std::string(runtime::dtype_name(weight.scale_dtype)) +
+      (weight.code->is_integer() ? "" : " " + std::string(weight.code->name)) + " input " +
+      // Hashes stay what they were when plain inputs had this name.
+      (input.is_plain() ? "a16" : runtime::input_format_name(input)) + " " +
+      std::to_string(static_cast<int>(input.outliers)) + " zero " + std::to_string(input.zero) +
+      // Nor do they change by properties that few linears have.
+      (weight.pattern.is_dense() ? "" : " pattern " + runtime::pattern_name(weight.pattern)) +
+      (linear.dense_OI.empty() ? "" : " dense " + std::string(runtime::dtype_name(linear.dense_dtype)));
   hash.update(std::as_bytes(std::span(header)));
   hash.update(bytes_of(weight.codes_OI));
   hash.update(bytes_of(weight.scales_OG));
@@ -96,4 +96,4 @@ std::string content_hash(const StoredLinear& linear) {
   return hash.hex();
 }
 
-}  // namespace pare
+}  // namespace pare::compress

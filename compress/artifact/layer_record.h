@@ -10,7 +10,7 @@
 #include "runtime/format/fields.h"
 #include "runtime/format/stored_scheme.h"
 
-namespace pare {
+namespace pare::compress {
 
 struct LayerRecord {
   std::string name;
@@ -18,13 +18,13 @@ struct LayerRecord {
   int64_t num_in = 0;
   bool is_linear = true;  // false: an embedding
   std::string method;     // the recipe's key of the last pass: "gptq", "rtn", ...
-  PackScheme scheme;
+  runtime::PackScheme scheme;
   // The order in which columns were rounded. Without groups the scheme does not say it.
-  StoredActOrder act_order = StoredActOrder::none;
-  DType scale_dtype = DType::BF16;
+  runtime::StoredActOrder act_order = runtime::StoredActOrder::none;
+  runtime::DType scale_dtype = runtime::DType::BF16;
   // For layers that a pass has pruned: the promised pattern, if any (none for unstructured sparsity), and the number of
   // zeros among the values that are multiplied. num_zeros is 0 where no pass has pruned.
-  SparsePattern pattern = {};
+  runtime::SparsePattern pattern = {};
   int64_t num_zeros = 0;
   // tr((W - W') M (W - W')^T) / tr(W M W^T). error_measure names M: "hessian" is H, "hessian_diagonal" its diagonal,
   // and "weights" the identity (no calibration data were needed).
@@ -47,7 +47,7 @@ struct LayerRecord {
   std::string sha256;               // content_hash of the weight
   double seconds = 0.0;             // measured, so never in the manifest
 
-  void fields(FieldVisitor& visit) {
+  void fields(runtime::FieldVisitor& visit) {
     visit("name", name);
     visit("num_out", num_out);
     visit("num_in", num_in);
@@ -78,11 +78,11 @@ struct LayerRecord {
 
 // Returns the SHA-256 of codes, scales, zeros, groups, packed dense values, the pattern, outlier columns, the input's
 // format and how all are to be read. Two linears have the same hash when a reader cannot tell them apart.
-std::string content_hash(const StoredLinear& linear);
+std::string content_hash(const runtime::StoredLinear& linear);
 
 // Returns the record as text: one line per field, "name value" in JSON. Doubles survive unchanged.
 std::string to_json(const LayerRecord& record);
 // Reads the text of to_json. Throws std::invalid_argument for any other text (which field).
 LayerRecord parse_record(const std::string& json);
 
-}  // namespace pare
+}  // namespace pare::compress

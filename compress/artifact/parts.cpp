@@ -16,7 +16,7 @@
 #include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -31,18 +31,18 @@ struct PartRecord {
 std::string to_json(const PartRecord& record) {
   Json layers = Json::array();
   for (const LayerRecord& layer : record.layers)
-    layers.push_back(parse_ordered_json(pare::to_json(layer), "a layer's record"));
-  return json_text(Json{{"part", record.part}, {"sha256", record.tensors_sha256}, {"layers", layers}}, 1);
+    layers.push_back(runtime::parse_ordered_json(compress::to_json(layer), "a layer's record"));
+  return runtime::json_text(Json{{"part", record.part}, {"sha256", record.tensors_sha256}, {"layers", layers}}, 1);
 }
 
 // Returns nullopt for text that to_json does not write.
 std::optional<PartRecord> parse_part_record(const std::string& text) {
   try {
-    const Json json = parse_ordered_json(text, "a part's record");
+    const Json json = runtime::parse_ordered_json(text, "a part's record");
     PartRecord record{json.at("part").get<int64_t>(), json.at("sha256").get<std::string>(), {}};
-    for (const Json& layer : json.at("layers")) record.layers.push_back(parse_record(json_text(layer)));
+    for (const Json& layer : json.at("layers")) record.layers.push_back(parse_record(runtime::json_text(layer)));
     return record;
-  } catch (const BadJson&) {
+  } catch (const runtime::BadJson&) {
     return std::nullopt;
   } catch (const Json::exception&) {
     return std::nullopt;
@@ -59,9 +59,9 @@ std::string part_name(int64_t part) {
 
 Json parse_object(const std::string& text, const fs::path& path) {
   try {
-    Json json = parse_ordered_json(text, path.string());
+    Json json = runtime::parse_ordered_json(text, path.string());
     return json.is_object() ? json : Json::object();
-  } catch (const BadJson& error) {
+  } catch (const runtime::BadJson& error) {
     throw std::runtime_error(std::string(error.what()) + ": start over with --fresh");
   }
 }
@@ -69,7 +69,7 @@ Json parse_object(const std::string& text, const fs::path& path) {
 }  // namespace
 
 std::string to_json(const Fingerprint& fingerprint) {
-  return json_text(Json(fingerprint), 2);
+  return runtime::json_text(Json(fingerprint), 2);
 }
 
 void require_same_run(const std::string& stored_text, const Fingerprint& fingerprint, const Workplace& place) {
@@ -117,7 +117,7 @@ void Parts::claim(const Fingerprint& fingerprint, bool fresh) {
   if (fs::exists(run_file)) return require_same_run(read_checked_file(run_file), fingerprint, place_);
   for (const fs::path& file : Workplace::files_in(place_.progress())) {
     // The run file is written first and removed last.
-    if (Workplace::is_own(file) && !is_temporary_name(file.filename().string())) throw damaged_file(run_file);
+    if (Workplace::is_own(file) && !runtime::is_temporary_name(file.filename().string())) throw damaged_file(run_file);
   }
   write_checked_file(run_file, to_json(fingerprint) + "\n");
 }
@@ -132,7 +132,7 @@ bool Parts::has_progress() const {
 
 void Parts::load() {
   for (const fs::path& path : Workplace::files_in(place_.progress())) {
-    if (is_temporary_name(path.filename().string())) {
+    if (runtime::is_temporary_name(path.filename().string())) {
       fs::remove(path);  // a file that was being written when the run was killed
       continue;
     }
@@ -142,7 +142,7 @@ void Parts::load() {
     std::optional<PartRecord> record = parse_part_record(text);
     if (!record || path.stem() != part_name(record->part)) throw damaged_file(path);
     const fs::path tensors = part_file(record->part, ".safetensors");
-    if (!fs::exists(tensors) || sha256_file(tensors) != record->tensors_sha256) throw damaged_file(tensors);
+    if (!fs::exists(tensors) || runtime::sha256_file(tensors) != record->tensors_sha256) throw damaged_file(tensors);
     parts_[record->part] = std::move(record->layers);
   }
 }
@@ -158,17 +158,18 @@ std::vector<int64_t> Parts::committed_parts() const {
   return numbers;
 }
 
-SafetensorsFile Parts::open_tensors(int64_t part) const {
-  return SafetensorsFile::open(part_file(part, ".safetensors"));
+runtime::SafetensorsFile Parts::open_tensors(int64_t part) const {
+  return runtime::SafetensorsFile::open(part_file(part, ".safetensors"));
 }
 
-StoredLinear Parts::read_layer(int64_t part, const LayerRecord& record) const {
-  const SafetensorsFile file = open_tensors(part);
-  const auto find = [&](const std::string& name) -> const TensorView* {
+runtime::StoredLinear Parts::read_layer(int64_t part, const LayerRecord& record) const {
+  const runtime::SafetensorsFile file = open_tensors(part);
+  const auto find = [&](const std::string& name) -> const runtime::TensorView* {
     const auto found = file.tensors().find(name);
     return found == file.tensors().end() ? nullptr : &found->second;
   };
-  StoredLinear linear = unpack_linear(find, record.scheme, record.num_out, record.num_in, record.name);
+  runtime::StoredLinear linear =
+      runtime::unpack_linear(find, record.scheme, record.num_out, record.num_in, record.name);
   if (content_hash(linear) != record.sha256) {
     throw std::runtime_error("'" + part_file(part, ".safetensors").string() + "': " + record.name +
                              " is not what its record says: start over with --fresh");
@@ -176,23 +177,25 @@ StoredLinear Parts::read_layer(int64_t part, const LayerRecord& record) const {
   return linear;
 }
 
-void Parts::append_packed(const StoredLinear& linear, const LayerRecord& record, std::vector<StreamedTensor>& out) {
-  for (OwnedTensor& tensor : pack_linear(linear, record.scheme, record.name)) append(std::move(tensor), out);
+void Parts::append_packed(const runtime::StoredLinear& linear, const LayerRecord& record,
+                          std::vector<runtime::StreamedTensor>& out) {
+  for (runtime::OwnedTensor& tensor : runtime::pack_linear(linear, record.scheme, record.name))
+    append(std::move(tensor), out);
 }
 
-void Parts::append(OwnedTensor tensor, std::vector<StreamedTensor>& out) {
+void Parts::append(runtime::OwnedTensor tensor, std::vector<runtime::StreamedTensor>& out) {
   auto data = std::make_shared<std::vector<std::byte>>(std::move(tensor.data));
-  out.push_back(
-      {std::move(tensor.name), tensor.dtype, std::move(tensor.shape), [data](const ByteSink& sink) { sink(*data); }});
+  out.push_back({std::move(tensor.name), tensor.dtype, std::move(tensor.shape),
+                 [data](const runtime::ByteSink& sink) { sink(*data); }});
 }
 
-std::vector<OwnedTensor> Parts::read_changed(int64_t part, const Checkpoint& source) const {
-  std::vector<OwnedTensor> changed;
-  const SafetensorsFile file = open_tensors(part);
+std::vector<runtime::OwnedTensor> Parts::read_changed(int64_t part, const runtime::Checkpoint& source) const {
+  std::vector<runtime::OwnedTensor> changed;
+  const runtime::SafetensorsFile file = open_tensors(part);
   const std::vector<LayerRecord>& records = parts_.at(part);
   for (const auto& entry : file.tensors()) {
     const std::string& name = entry.first;
-    const TensorView& view = entry.second;
+    const runtime::TensorView& view = entry.second;
     const auto is_layer = [&](const LayerRecord& record) {
       return name == record.name + ".weight" && !record.scheme.has_own_tensor();
     };
@@ -202,11 +205,11 @@ std::vector<OwnedTensor> Parts::read_changed(int64_t part, const Checkpoint& sou
   return changed;
 }
 
-void Parts::commit(int64_t part, std::vector<StreamedTensor> tensors, std::vector<LayerRecord> records) {
-  const InterruptionLater whole;
+void Parts::commit(int64_t part, std::vector<runtime::StreamedTensor> tensors, std::vector<LayerRecord> records) {
+  const runtime::InterruptionLater whole;
   const fs::path file = part_file(part, ".safetensors");
-  write_safetensors(file, std::move(tensors));
-  const PartRecord record{part, sha256_file(file), std::move(records)};
+  runtime::write_safetensors(file, std::move(tensors));
+  const PartRecord record{part, runtime::sha256_file(file), std::move(records)};
   write_checked_file(part_file(part, ".json"), to_json(record) + "\n");
   parts_[part] = record.layers;
 }
@@ -217,4 +220,4 @@ std::vector<LayerRecord> Parts::records() const {
   return all;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -23,7 +23,7 @@
 #include "runtime/files/safetensors.h"
 #include "runtime/model/checkpoint.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Everything that decides the output's bytes, by name: "model", "calibration", "recipe", "pare", "isa", ...
 using Fingerprint = std::map<std::string, std::string>;
@@ -49,18 +49,19 @@ class Parts {
   int64_t num_committed() const { return static_cast<int64_t>(parts_.size()); }
   std::vector<int64_t> committed_parts() const;
   // Returns a layer of a committed part, validated. Throws std::runtime_error.
-  StoredLinear read_layer(int64_t part, const LayerRecord& record) const;
+  runtime::StoredLinear read_layer(int64_t part, const LayerRecord& record) const;
   // Returns the tensors of a committed part that replace the source's under their names.
-  std::vector<OwnedTensor> read_changed(int64_t part, const Checkpoint& source) const;
+  std::vector<runtime::OwnedTensor> read_changed(int64_t part, const runtime::Checkpoint& source) const;
   // Returns the path of a part's record, for messages.
   std::filesystem::path record_file(int64_t part) const { return part_file(part, ".json"); }
   // Opens all tensors of a committed part.
-  SafetensorsFile open_tensors(int64_t part) const;
+  runtime::SafetensorsFile open_tensors(int64_t part) const;
 
-  void commit(int64_t part, std::vector<StreamedTensor> tensors, std::vector<LayerRecord> records);
+  void commit(int64_t part, std::vector<runtime::StreamedTensor> tensors, std::vector<LayerRecord> records);
   // For commit: append the tensors of one layer in its scheme's container, and a tensor that replaces the source's.
-  static void append_packed(const StoredLinear& linear, const LayerRecord& record, std::vector<StreamedTensor>& out);
-  static void append(OwnedTensor tensor, std::vector<StreamedTensor>& out);
+  static void append_packed(const runtime::StoredLinear& linear, const LayerRecord& record,
+                            std::vector<runtime::StreamedTensor>& out);
+  static void append(runtime::OwnedTensor tensor, std::vector<runtime::StreamedTensor>& out);
 
   // Returns all records, by part.
   std::vector<LayerRecord> records() const;
@@ -91,4 +92,4 @@ class Parts {
   std::map<int64_t, std::vector<LayerRecord>> parts_;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

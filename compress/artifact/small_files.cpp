@@ -17,7 +17,7 @@
 #include "runtime/system/private_files.h"
 #include "runtime/system/sha256.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
@@ -26,8 +26,8 @@ constexpr const char* kPooling = "1_Pooling/config.json";  // says how an encode
 constexpr size_t kMostNamed = 12;                          // files in one line
 
 // The files that pare itself reads of a model beside its weights.
-constexpr std::array kRead = {kConfigName, "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json",
-                              kPooling};
+constexpr std::array kRead = {runtime::kConfigName, "tokenizer.json", "tokenizer_config.json",
+                              "sentence_bert_config.json", kPooling};
 
 bool is_copied(const std::string& name) {
   static const std::set<std::string, std::less<>> kNames = {"generation_config.json",
@@ -79,7 +79,7 @@ Place place_of(const fs::path& directory, const std::string& name) {
   const fs::path folder = fs::canonical(directory, error);
   if (error) fail(directory, error.message());
   const fs::path target = fs::canonical(directory / name, error);
-  if (error) fail(directory / name, why_not_opened(directory / name, error.value()));
+  if (error) fail(directory / name, runtime::why_not_opened(directory / name, error.value()));
   if (is_within(target, folder)) return {folder, target.lexically_relative(folder)};
   const fs::path blobs = blobs_beside(folder);
   if (!blobs.empty() && target.parent_path() == blobs) return {blobs, target.filename()};
@@ -88,7 +88,8 @@ Place place_of(const fs::path& directory, const std::string& name) {
 
 // A link that cannot be followed is not left out: the reader that opens it says what is wrong with it.
 bool leads_out(const fs::path& directory, const std::string& name) {
-  if (ModelDirectory::is_import(directory)) return false;  // its names are links to files that this process holds open
+  if (runtime::ModelDirectory::is_import(directory))
+    return false;  // its names are links to files that this process holds open
   std::error_code error;
   return fs::exists(directory / name, error) && !error && place_of(directory, name).folder.empty();
 }
@@ -110,7 +111,9 @@ SmallFiles find_small_files(const fs::path& directory) {
   };
   for (const auto& entry : fs::directory_iterator(directory)) {
     const std::string name = entry.path().filename().string();
-    if (name.starts_with('.') || name == kConfigName || name == kManifestName || name == kReportName) continue;
+    if (name.starts_with('.') || name == runtime::kConfigName || name == runtime::kManifestName ||
+        name == runtime::kReportName)
+      continue;
     std::error_code error;  // set by a link that cannot be followed
     const fs::file_status status = entry.status(error);
     const bool is_folder = fs::is_directory(status);
@@ -123,10 +126,10 @@ SmallFiles find_small_files(const fs::path& directory) {
   }
   std::sort(files.copied.begin(), files.copied.end());
   std::sort(files.links.begin(), files.links.end());
-  if (is_there(directory / kPooling)) sort_in(kPooling);
+  if (runtime::is_there(directory / kPooling)) sort_in(kPooling);
   files.others.assign(others.begin(), others.end());
   std::vector<std::string> links = files.links;
-  if (leads_out(directory, kConfigName)) links.emplace_back(kConfigName);
+  if (leads_out(directory, runtime::kConfigName)) links.emplace_back(runtime::kConfigName);
   for (const char* read : kRead) {
     if (std::find(links.begin(), links.end(), read) == links.end()) continue;
     throw std::runtime_error("'" + (directory / read).string() +
@@ -143,13 +146,13 @@ std::vector<fs::path> copied_files(const fs::path& directory) {
   return paths;
 }
 
-InputFile open_small_file(const fs::path& directory, const std::string& name) {
+runtime::InputFile open_small_file(const fs::path& directory, const std::string& name) {
   const fs::path path = directory / name;
-  if (ModelDirectory::is_import(directory)) return InputFile(path);
+  if (runtime::ModelDirectory::is_import(directory)) return runtime::InputFile(path);
   const Place place = place_of(directory, name);
   if (place.folder.empty()) fail(path, "it has become a link that leads out of the model's folder");
   // It opens folder after folder, since none of the names may have become a link after they were checked.
-  Descriptor folder(::open(place.folder.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  runtime::Descriptor folder(::open(place.folder.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   for (const fs::path& part : place.relative.parent_path()) {
     if (folder.get() < 0) break;
     folder.go_to(::openat(folder.get(), part.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -158,18 +161,18 @@ InputFile open_small_file(const fs::path& directory, const std::string& name) {
   const int descriptor =
       ::openat(folder.get(), place.relative.filename().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (descriptor < 0) fail(path, std::generic_category().message(errno));
-  return InputFile(path, descriptor);
+  return runtime::InputFile(path, descriptor);
 }
 
 std::string hash_small_file(const fs::path& directory, const std::string& name) {
-  const InputFile file = open_small_file(directory, name);
-  Sha256 hash;
-  read_in_pieces(file, [&hash](std::span<const std::byte> piece) { hash.update(piece); });
+  const runtime::InputFile file = open_small_file(directory, name);
+  runtime::Sha256 hash;
+  runtime::read_in_pieces(file, [&hash](std::span<const std::byte> piece) { hash.update(piece); });
   return hash.hex();
 }
 
 void copy_small_file(const fs::path& directory, const std::string& name, const fs::path& copy) {
-  copy_privately(open_small_file(directory, name), copy);
+  runtime::copy_privately(open_small_file(directory, name), copy);
 }
 
 std::vector<std::string> events_of_links(const SmallFiles& files) {
@@ -182,8 +185,8 @@ std::vector<std::string> events_of_links(const SmallFiles& files) {
   return events;
 }
 
-std::string line_of_others(const SmallFiles& files, const Checkpoint& source) {
-  std::set<std::string> weights = {kIndexName};
+std::string line_of_others(const SmallFiles& files, const runtime::Checkpoint& source) {
+  std::set<std::string> weights = {runtime::kIndexName};
   for (const fs::path& path : source.weight_files()) weights.insert(path.filename().string());
   std::vector<std::string> names;
   std::copy_if(files.others.begin(), files.others.end(), std::back_inserter(names),
@@ -191,4 +194,4 @@ std::string line_of_others(const SmallFiles& files, const Checkpoint& source) {
   return names.empty() ? "" : "plan: not copied from the model's folder: " + named(names);
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -15,7 +15,7 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
@@ -70,7 +70,7 @@ void check_no_links(const fs::path& folder) {
 // Returns whether the phase has handed on. That folder is renamed when it is complete, and its manifest is removed
 // first.
 bool has_handed_on(const fs::path& phase) {
-  return is_there(phase / kMade / kManifestName);
+  return runtime::is_there(phase / kMade / runtime::kManifestName);
 }
 
 // Returns whether a run could go on from what is there.
@@ -78,9 +78,9 @@ bool holds_work(const fs::path& phase) {
   const std::vector<fs::path> files = Workplace::files_in(phase / kProgress);
   const bool has_parts = std::any_of(files.begin(), files.end(), [](const fs::path& file) {
     const std::string name = file.filename().string();
-    return Workplace::is_own(file) && name != kRunFile && !is_temporary_name(name);
+    return Workplace::is_own(file) && name != kRunFile && !runtime::is_temporary_name(name);
   });
-  return has_parts || has_handed_on(phase) || is_there(phase / kTraining / Workplace::kTrainingState);
+  return has_parts || has_handed_on(phase) || runtime::is_there(phase / kTraining / Workplace::kTrainingState);
 }
 
 // Removes the unfinished artifact and what it is made from. In the progress folder the fingerprint stays: as long as
@@ -104,7 +104,7 @@ void remove_run_file(const fs::path& phase) {
 
 void remove_made(const fs::path& phase) {
   if (!fs::is_directory(fs::symlink_status(phase / kMade))) return;
-  fs::remove(phase / kMade / kManifestName);  // first, so that a half-removed folder does not count as made
+  fs::remove(phase / kMade / runtime::kManifestName);  // first, so that a half-removed folder does not count as made
   fs::remove_all(phase / kMade);
 }
 
@@ -128,10 +128,10 @@ void remove_run(const fs::path& claimed) {
 // Returns whether the run whose fingerprint lies in `progress` has made `output`.
 bool has_made(const fs::path& progress, const fs::path& output) {
   const fs::path run_file = progress / kRunFile;
-  const nlohmann::json fingerprint = manifest_member(output, "fingerprint");
+  const nlohmann::json fingerprint = runtime::manifest_member(output, "fingerprint");
   if (is_link(progress) || !fs::exists(run_file) || !fingerprint.is_object()) return false;
   try {
-    return fingerprint == parse_json(read_checked_file(run_file), run_file.string());
+    return fingerprint == runtime::parse_json(read_checked_file(run_file), run_file.string());
   } catch (const std::exception&) {  // a damaged one says nothing
     return false;
   }
@@ -142,7 +142,7 @@ bool has_made(const fs::path& progress, const fs::path& output) {
 // Holds the claimed folder.
 class Workplace::Claim {
  public:
-  explicit Claim(const fs::path& output) : partial(output, kCommand, PartialOutput::Remains::resumable) {}
+  explicit Claim(const fs::path& output) : partial(output, kCommand, runtime::PartialOutput::Remains::resumable) {}
   Claim(const Claim&) = delete;
   Claim& operator=(const Claim&) = delete;
   ~Claim() {
@@ -151,16 +151,16 @@ class Workplace::Claim {
     } catch (const std::exception&) {  // the failure that led here is the one to report
     }
   }
-  PartialOutput partial;
+  runtime::PartialOutput partial;
 };
 
-void Workplace::check_output_is_free(const fs::path& output, PartialOutput::Leftovers leftovers) {
-  if (!is_there(output)) return;
+void Workplace::check_output_is_free(const fs::path& output, runtime::PartialOutput::Leftovers leftovers) {
+  if (!runtime::is_there(output)) return;
   // A run that was killed after its last rename leaves the remains of its folder. The fingerprint identifies them.
-  if (leftovers == PartialOutput::Leftovers::go) {
-    if (std::optional<PartialOutput> remains = PartialOutput::take_remains(output, kCommand)) {
+  if (leftovers == runtime::PartialOutput::Leftovers::go) {
+    if (std::optional<runtime::PartialOutput> remains = runtime::PartialOutput::take_remains(output, kCommand)) {
       const fs::path progress = remains->folder() / kProgress;
-      if (!is_there(remains->result()) && has_made(progress, output)) {
+      if (!runtime::is_there(remains->result()) && has_made(progress, output)) {
         remove_run(remains->folder());
         remains->discard();
         throw std::runtime_error(
@@ -170,11 +170,11 @@ void Workplace::check_output_is_free(const fs::path& output, PartialOutput::Left
       ::rmdir(progress.c_str());  // empty, if that run was killed before its last calls
     }
   }
-  PartialOutput::check_is_free(output, leftovers);
+  runtime::PartialOutput::check_is_free(output, leftovers);
 }
 
 std::vector<Workplace> Workplace::hold(const fs::path& output, size_t num_phases, bool fresh) {
-  check_output_is_free(output, PartialOutput::Leftovers::go);
+  check_output_is_free(output, runtime::PartialOutput::Leftovers::go);
   const auto claim = std::make_shared<Claim>(output);
   std::vector<Workplace> places;
   for (size_t number = 1; number <= num_phases; ++number) places.push_back(Workplace(claim, number, num_phases));
@@ -222,7 +222,7 @@ const fs::path& Workplace::claimed_folder() const {
 }
 
 fs::path Workplace::made_folder(const fs::path& output, size_t number) {
-  return phase_folder(PartialOutput::folder_of(output), number) / kMade;
+  return phase_folder(runtime::PartialOutput::folder_of(output), number) / kMade;
 }
 
 fs::path Workplace::progress() const {
@@ -246,7 +246,7 @@ bool Workplace::is_made() const {
 
 bool Workplace::is_own(const fs::path& file) {
   return file.extension() == ".json" || file.extension() == ".safetensors" || file.filename() == kSurvey ||
-         is_temporary_name(file.filename().string());
+         runtime::is_temporary_name(file.filename().string());
 }
 
 std::vector<fs::path> Workplace::files_in(const fs::path& folder) {
@@ -275,9 +275,9 @@ void Workplace::publish() const {
     return;
   }
   remove_made(folder_);  // half of one may be there, if a run was killed while it removed it
-  sync_directory(artifact());
+  runtime::sync_directory(artifact());
   fs::rename(artifact(), folder_ / kMade);
-  sync_directory(folder_);
+  runtime::sync_directory(folder_);
   discard();
 }
 
@@ -291,4 +291,4 @@ void Workplace::discard() const {
   }
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -17,7 +17,7 @@
 
 #include "runtime/system/partial_output.h"
 
-namespace pare {
+namespace pare::compress {
 
 // The place of one phase. Copies refer to the same place. The last copy of a run releases the claimed folder, which is
 // removed if it is empty.
@@ -25,7 +25,7 @@ class Workplace {
  public:
   // Throws std::runtime_error when OUTPUT exists; it is called before any work. With Leftovers::go it may remove the
   // leftovers of the run that made OUTPUT.
-  static void check_output_is_free(const std::filesystem::path& output, PartialOutput::Leftovers leftovers);
+  static void check_output_is_free(const std::filesystem::path& output, runtime::PartialOutput::Leftovers leftovers);
   // Returns one place for each phase of a run, in the claimed OUTPUT.partial. Throws std::runtime_error where what is
   // there belongs to a run with other phases, unless it is to be discarded (`fresh`, by start_anew). Throws what
   // PartialOutput does.
@@ -69,4 +69,4 @@ class Workplace {
   std::filesystem::path folder_;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

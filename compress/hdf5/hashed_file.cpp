@@ -8,13 +8,13 @@
 
 #include "runtime/system/sha256.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 constexpr std::string_view kHashWord = " sha256 ";
 constexpr size_t kHashLetters = 64;
 
-[[noreturn]] void fail(const InputFile& file, const std::string& why) {
+[[noreturn]] void fail(const runtime::InputFile& file, const std::string& why) {
   throw std::runtime_error("cannot read '" + file.path().string() + "': " + why);
 }
 
@@ -22,7 +22,7 @@ constexpr size_t kHashLetters = 64;
 struct Stated {
   std::string version, hash;
 };
-Stated read_stated(const InputFile& file, const FileKind& kind) {
+Stated read_stated(const runtime::InputFile& file, const FileKind& kind) {
   std::string block(static_cast<size_t>(std::min(file.size_bytes(), kUserBlockBytes)), '\0');
   file.read(0, std::as_writable_bytes(std::span(block)));
   // Only words of ours are shown, because the block may hold any bytes.
@@ -43,11 +43,11 @@ Stated read_stated(const InputFile& file, const FileKind& kind) {
 }
 
 // Hashes all bytes after the user block.
-std::string hash_content(const InputFile& file) {
-  Sha256 hash;
+std::string hash_content(const runtime::InputFile& file) {
+  runtime::Sha256 hash;
   std::vector<std::byte> piece(size_t{1} << 20);
   for (int64_t at = kUserBlockBytes; at < file.size_bytes(); at += static_cast<int64_t>(piece.size())) {
-    throw_if_interrupted();
+    runtime::throw_if_interrupted();
     piece.resize(std::min(piece.size(), static_cast<size_t>(file.size_bytes() - at)));
     file.read(at, piece);
     hash.update(piece);
@@ -58,14 +58,14 @@ std::string hash_content(const InputFile& file) {
 }  // namespace
 
 std::string write_hash(const UnpublishedFile& file, const FileKind& kind) {
-  std::string hash = hash_content(InputFile(file.temporary_path()));
+  std::string hash = hash_content(runtime::InputFile(file.temporary_path()));
   std::string block = kind.magic() + kind.version + std::string(kHashWord) + hash + "\n";
   block.resize(kUserBlockBytes, '\0');
   file.write_head(block);
   return hash;
 }
 
-std::string check_hash(const InputFile& file, const FileKind& kind) {
+std::string check_hash(const runtime::InputFile& file, const FileKind& kind) {
   const std::string stated = read_stated(file, kind).hash;
   std::string hash = hash_content(file);
   if (hash != stated) {
@@ -75,8 +75,8 @@ std::string check_hash(const InputFile& file, const FileKind& kind) {
   return hash;
 }
 
-std::string stated_version(const InputFile& file, const FileKind& kind) {
+std::string stated_version(const runtime::InputFile& file, const FileKind& kind) {
   return read_stated(file, kind).version;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -12,7 +12,7 @@
 #include "compress/hdf5/unpublished_file.h"
 #include "runtime/system/input_files.h"
 
-namespace pare {
+namespace pare::compress {
 
 inline constexpr int64_t kUserBlockBytes = 512;
 
@@ -33,10 +33,10 @@ std::string write_hash(const UnpublishedFile& file, const FileKind& kind);
 
 // Reads the whole file and returns its hash. Throws std::runtime_error (path) when it is not of this kind, is of
 // another version, or its content does not have the hash that it states.
-std::string check_hash(const InputFile& file, const FileKind& kind);
+std::string check_hash(const runtime::InputFile& file, const FileKind& kind);
 
 // Returns the version that the file states, one of those that can be read. Throws as check_hash does, except for the
 // content, which it does not check.
-std::string stated_version(const InputFile& file, const FileKind& kind);
+std::string stated_version(const runtime::InputFile& file, const FileKind& kind);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -11,7 +11,7 @@
 #include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/unicode.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "fields and floats are copied as they lie in the file");
@@ -142,14 +142,14 @@ std::string attribute_path(const std::string& path, const char* name) {
 }  // namespace
 
 bool is_plain_text(std::string_view text) {
-  return !find_invalid_utf8(text) && std::none_of(text.begin(), text.end(), is_control);
+  return !runtime::find_invalid_utf8(text) && std::none_of(text.begin(), text.end(), runtime::is_control);
 }
 
 std::string plain_text(std::string_view name) {
   std::string text;
-  for (const char c : utf8_with_replacements(name)) {
-    if (is_control(c)) {
-      utf8_append(U'\uFFFD', text);
+  for (const char c : runtime::utf8_with_replacements(name)) {
+    if (runtime::is_control(c)) {
+      runtime::utf8_append(U'\uFFFD', text);
     } else {
       text += c;
     }
@@ -226,7 +226,7 @@ class Hdf5Reader::Metadata {
   int64_t left_ = kMaxMetadataBytes;
 };
 
-Hdf5Reader::Hdf5Reader(InputFile file, int64_t user_block_bytes, std::string remedy)
+Hdf5Reader::Hdf5Reader(runtime::InputFile file, int64_t user_block_bytes, std::string remedy)
     : file_(std::move(file)), base_bytes_(user_block_bytes), remedy_(std::move(remedy)) {
   const std::string object = "/";
   const std::vector<std::byte> bytes = Metadata(*this, object).read(0, 96);
@@ -458,7 +458,7 @@ Hdf5Object::Attribute Hdf5Object::attribute(const char* name) const {
 std::string Hdf5Object::text(const char* name) const {
   const Attribute attribute = this->attribute(name);
   const std::string where = attribute_path(path_, name);
-  const size_t size = pare::type_size(attribute.type);
+  const size_t size = compress::type_size(attribute.type);
   if (!starts_with(attribute.type, kText) || size < 1 || size > attribute.value.size()) {
     reader_->refuse(where, "a text of fixed size, padded with zeros",
                     type_words(attribute.type) + " in " + std::to_string(attribute.value.size()) + " bytes");
@@ -514,4 +514,4 @@ Hdf5Array Hdf5Object::array(const std::string& name, Hdf5Type expected_type) con
   return array;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

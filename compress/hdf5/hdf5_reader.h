@@ -25,7 +25,7 @@
 #include "compress/hdf5/hdf5_type.h"
 #include "runtime/system/input_files.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Returns whether the text is UTF-8 without control characters, which can be shown and stored as JSON. Attributes hold
 // such texts.
@@ -77,9 +77,9 @@ class Hdf5Object {
 class Hdf5Reader {
  public:
   // The HDF5 part begins after user_block_bytes and ends with the file. `remedy` ends every message.
-  Hdf5Reader(InputFile file, int64_t user_block_bytes, std::string remedy);
+  Hdf5Reader(runtime::InputFile file, int64_t user_block_bytes, std::string remedy);
 
-  const InputFile& file() const { return file_; }
+  const runtime::InputFile& file() const { return file_; }
   Hdf5Object root() const;
 
   // Reads values from `first` on in row-major order, as many as fill `values`. Throws std::invalid_argument for values
@@ -103,10 +103,10 @@ class Hdf5Reader {
   std::optional<uint64_t> find_link(const std::string& group, SymbolTable table, const std::string& name) const;
   // Returns where in the file `size` bytes from `address` on lie. Refuses bytes that are not all inside.
   int64_t locate(const std::string& object, uint64_t address, uint64_t size) const;
-  InputFile file_;
+  runtime::InputFile file_;
   int64_t base_bytes_;
   std::string remedy_;
   uint64_t root_address_ = 0;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace pare {
+namespace pare::compress {
 
 enum class Hdf5Type { uint8, uint16, uint32, uint64, float16, float32, float64 };
 
@@ -22,4 +22,4 @@ constexpr int64_t size_bytes(Hdf5Type type) {
   }
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -13,7 +13,7 @@
 
 #include "compress/hdf5/hdf5_reader.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 static_assert(sizeof(hid_t) == sizeof(int64_t));
@@ -297,4 +297,4 @@ void Hdf5Writer::close() {
   check(H5Fclose(std::exchange(file_, -1)));
 }
 
-}  // namespace pare
+}  // namespace pare::compress

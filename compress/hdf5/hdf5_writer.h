@@ -15,7 +15,7 @@
 
 #include "compress/hdf5/hdf5_type.h"
 
-namespace pare {
+namespace pare::compress {
 
 class Hdf5Writer {
  public:
@@ -69,4 +69,4 @@ class Hdf5Writer {
   int64_t file_ = -1;  // the HDF5 library's identifier
 };
 
-}  // namespace pare
+}  // namespace pare::compress

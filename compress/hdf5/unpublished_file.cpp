@@ -11,7 +11,7 @@
 
 #include "runtime/system/atomic_file.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
@@ -62,7 +62,7 @@ void UnpublishedFile::publish() {
   if (error == EEXIST) fail("write", shown_, "it was created during this run, and is left as it is");
   if (error != 0) fail("write", shown_, error);
   close(std::exchange(descriptor_, -1));
-  sync_directory(path_.has_parent_path() ? path_.parent_path() : fs::path("."));
+  runtime::sync_directory(path_.has_parent_path() ? path_.parent_path() : fs::path("."));
 }
 
-}  // namespace pare
+}  // namespace pare::compress

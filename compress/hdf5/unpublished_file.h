@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string_view>
 
-namespace pare {
+namespace pare::compress {
 
 // A new file beside PATH, with a temporary name (runtime/system/atomic_file.h: is_temporary_name). The folder's owner
 // removes what a killed process leaves of one: it lies in a folder that a command has claimed.
@@ -34,4 +34,4 @@ class UnpublishedFile {
   int descriptor_ = -1;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -19,7 +19,7 @@
 #include "compress/model/row_functions.h"
 #include "quant/checked_tensor.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 // Queries that are scored together. A block of queries sees keys up to its last query only, so smaller blocks compute
@@ -92,8 +92,8 @@ at::Tensor fused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
                                           is_causal, scale);
 }
 
-void round_rows(const at::Tensor& x, const InputFormat& format) {
-  fake_quantize(format, {x.data_ptr<float>(), static_cast<size_t>(x.numel())}, x.size(-1));
+void round_rows(const at::Tensor& x, const runtime::InputFormat& format) {
+  runtime::fake_quantize(format, {x.data_ptr<float>(), static_cast<size_t>(x.numel())}, x.size(-1));
 }
 
 // Scores of `heads` heads for each of some queries, [Q * heads, T], and what of them is seen.
@@ -111,9 +111,9 @@ struct QueryBlock {
     }
   }
 
-  void round_seen(const InputFormat& format) const {
+  void round_seen(const runtime::InputFormat& format) const {
     for_each_row([&](float* score, int64_t oldest, int64_t end) {
-      fake_quantize(format, {score + oldest, static_cast<size_t>(end - oldest)}, end - oldest);
+      runtime::fake_quantize(format, {score + oldest, static_cast<size_t>(end - oldest)}, end - oldest);
     });
   }
 
@@ -136,7 +136,7 @@ struct QueryBlock {
 at::Tensor by_query_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window,
                            const AttentionRule& rule, const RoundedSite* site) {
   const int64_t num_queries = q.size(2), num_keys = k.size(2), head_size = q.size(3), heads = q.size(1) / k.size(1);
-  const auto rounds = [&](ActivationSite what) { return site != nullptr && site->site == what; };
+  const auto rounds = [&](runtime::ActivationSite what) { return site != nullptr && site->site == what; };
   const at::ScalarType sums = c10::promoteTypes(q.scalar_type(), at::kFloat);
   // Heads follow tokens, as in a linear's input.
   const at::Tensor mixed = at::empty({q.size(0), num_queries, q.size(1), head_size}, q.options()).transpose(1, 2);
@@ -154,10 +154,10 @@ at::Tensor by_query_blocks(const at::Tensor& q, const at::Tensor& k, const at::T
       scores_RT.mul_(rule.scale);
       if (rule.softcap > 0.0) scores_RT = scores_RT.div_(rule.softcap).tanh_().mul(rule.softcap);
       const QueryBlock block{scores_RT, heads, window};
-      if (rounds(ActivationSite::softmax_input)) block.round_seen(site->format);
+      if (rounds(runtime::ActivationSite::softmax_input)) block.round_seen(site->format);
       block.hide();
       const at::Tensor shares_RT = at::softmax(scores_RT, 1);
-      if (rounds(ActivationSite::softmax_output)) round_rows(shares_RT, site->format);
+      if (rounds(runtime::ActivationSite::softmax_output)) round_rows(shares_RT, site->format);
       const at::Tensor mixed_RK = at::mm(shares_RT.to(v.scalar_type()), v_TK.narrow(0, first_key, seen));
       mixed_QHK.narrow(0, first, count).copy_(mixed_RK.view({count, heads, head_size}));
     }
@@ -178,7 +178,7 @@ at::Tensor attention_of(AttentionKernel kernel, const at::Tensor& q_BHQK, const 
     throw std::invalid_argument(
         "attention_of: expected q [B, H, Q, K], k and v [B, G, T, K] of one type, G a divisor of H, Q at most T; found "
         "q " +
-        shape_text(q_BHQK) + ", k " + shape_text(k_BGTK) + ", v " + shape_text(v_BGTK));
+        quant::shape_text(q_BHQK) + ", k " + quant::shape_text(k_BGTK) + ", v " + quant::shape_text(v_BGTK));
   }
   const int64_t window = rule.window > 0 ? rule.window : k_BGTK.size(2);
   if (kernel == AttentionKernel::fused && rule.softcap == 0.0) return fused(q_BHQK, k_BGTK, v_BGTK, window, rule.scale);
@@ -192,4 +192,4 @@ int64_t query_block_bytes(int64_t heads, int64_t head_size, int64_t num_tokens) 
          static_cast<int64_t>(sizeof(float));
 }
 
-}  // namespace pare
+}  // namespace pare::compress

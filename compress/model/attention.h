@@ -6,12 +6,12 @@
 #include "runtime/format/input_format.h"
 #include "runtime/model/stage.h"
 
-namespace pare {
+namespace pare::compress {
 
 // A kind of activation that is rounded wherever the model has it. Its format rounds each row by itself.
 struct RoundedSite {
-  ActivationSite site = ActivationSite::embedding_sum;
-  InputFormat format;
+  runtime::ActivationSite site = runtime::ActivationSite::embedding_sum;
+  runtime::InputFormat format;
 };
 
 // softmax(softcap(scale q k^T) + mask) v. The queries are those of the last keys. Each sees the keys up to its own, at
@@ -36,4 +36,4 @@ at::Tensor attention_of(AttentionKernel kernel, const at::Tensor& q_BHQK, const 
 // Returns the bytes of the work of one head of keys by blocks of queries, float32: `heads` heads of queries read it.
 int64_t query_block_bytes(int64_t heads, int64_t head_size, int64_t num_tokens);
 
-}  // namespace pare
+}  // namespace pare::compress

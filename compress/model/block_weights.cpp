@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
-namespace pare {
+namespace pare::compress {
 
 const at::Tensor& find_tensor(const NamedTensors& tensors, const std::string& name) {
   const auto found = tensors.find(name);
@@ -14,27 +14,27 @@ const at::Tensor& find_tensor(const NamedTensors& tensors, const std::string& na
   return found->second;
 }
 
-LinearOperands operands_of(const NamedTensors& tensors, const LinearDescription& linear) {
+LinearOperands operands_of(const NamedTensors& tensors, const runtime::LinearDescription& linear) {
   return {find_tensor(tensors, linear.name + ".weight"),
           linear.has_bias ? find_tensor(tensors, linear.name + ".bias") : at::Tensor()};
 }
 
-const InputFormat* input_format_of(const InputFormats& formats, const LinearDescription& linear) {
+const runtime::InputFormat* input_format_of(const InputFormats& formats, const runtime::LinearDescription& linear) {
   const auto found = formats.find(linear.name);
   return found == formats.end() || found->second.is_plain() ? nullptr : &found->second;
 }
 
-std::vector<LinearDescription> linears_of(const BlockDescription& block) {
-  std::vector<LinearDescription> linears = {block.q, block.k, block.v, block.o};
+std::vector<runtime::LinearDescription> linears_of(const runtime::BlockDescription& block) {
+  std::vector<runtime::LinearDescription> linears = {block.q, block.k, block.v, block.o};
   if (block.router) linears.push_back(*block.router);
-  for (const FeedForwardDescription& expert : block.experts) {
+  for (const runtime::FeedForwardDescription& expert : block.experts) {
     linears.insert(linears.end(), {expert.gate, expert.up, expert.down});
   }
   return linears;
 }
 
-std::vector<NormDescription> norms_of(const BlockDescription& block) {
-  std::vector<NormDescription> norms = {block.attention_norm};
+std::vector<runtime::NormDescription> norms_of(const runtime::BlockDescription& block) {
+  std::vector<runtime::NormDescription> norms = {block.attention_norm};
   for (const auto& norm : {block.q_norm, block.k_norm, block.post_attention_norm}) {
     if (norm) norms.push_back(*norm);
   }
@@ -43,11 +43,11 @@ std::vector<NormDescription> norms_of(const BlockDescription& block) {
   return norms;
 }
 
-int64_t largest_block(const ModelDescription& model) {
+int64_t largest_block(const runtime::ModelDescription& model) {
   int64_t largest = 0;
-  for (const BlockDescription& block : model.blocks) {
+  for (const runtime::BlockDescription& block : model.blocks) {
     int64_t num_weights = 0;
-    for (const LinearDescription& linear : linears_of(block)) num_weights += linear.num_out * linear.num_in;
+    for (const runtime::LinearDescription& linear : linears_of(block)) num_weights += linear.num_out * linear.num_in;
     if (block.router) num_weights -= block.router->num_out * block.router->num_in;
     largest = std::max(largest, num_weights);
   }
@@ -60,65 +60,69 @@ at::Tensor float_tensor(std::span<const float> values) {
   return tensor;
 }
 
-at::Tensor dense_values(const LinearWeights& linear) {
+at::Tensor dense_values(const runtime::LinearWeights& linear) {
   at::Tensor weight_OI = at::empty({linear.num_out(), linear.num_in()}, at::kFloat);
-  weight_rows(linear, 0, linear.num_out(), {weight_OI.data_ptr<float>(), static_cast<size_t>(weight_OI.numel())});
+  runtime::weight_rows(linear, 0, linear.num_out(),
+                       {weight_OI.data_ptr<float>(), static_cast<size_t>(weight_OI.numel())});
   return weight_OI;
 }
 
-at::Tensor read_table(const Checkpoint& checkpoint, const LinearDescription& table, at::ScalarType compute) {
+at::Tensor read_table(const runtime::Checkpoint& checkpoint, const runtime::LinearDescription& table,
+                      at::ScalarType compute) {
   at::Tensor weight_OI = dense_values(checkpoint.linear(table)).to(compute);
   checkpoint.drop_pages(table);
   return weight_OI;
 }
 
-at::Tensor read_gain(const Checkpoint& checkpoint, const NormDescription& norm) {
+at::Tensor read_gain(const runtime::Checkpoint& checkpoint, const runtime::NormDescription& norm) {
   return float_tensor(checkpoint.norm_gain(norm));
 }
 
-LinearWeights read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, at::ScalarType compute,
-                          NamedTensors& tensors) {
-  LinearWeights weights = checkpoint.linear(linear);
+runtime::LinearWeights read_linear(const runtime::Checkpoint& checkpoint, const runtime::LinearDescription& linear,
+                                   at::ScalarType compute, NamedTensors& tensors) {
+  runtime::LinearWeights weights = checkpoint.linear(linear);
   tensors[linear.name + ".weight"] = dense_values(weights).to(compute);
   if (linear.has_bias) tensors[linear.name + ".bias"] = float_tensor(weights.bias_O).to(compute);
   checkpoint.drop_pages(linear);
   return weights;
 }
 
-at::ScalarType held_type(const LinearWeights& linear, at::ScalarType compute, at::Device device) {
-  const auto* const dense = std::get_if<DenseWeight>(&linear.weight);
+at::ScalarType held_type(const runtime::LinearWeights& linear, at::ScalarType compute, at::Device device) {
+  const auto* const dense = std::get_if<runtime::DenseWeight>(&linear.weight);
   return dense == nullptr ? compute : held_type(dense->dtype, compute, device);
 }
 
-NamedTensors read_block(const Checkpoint& checkpoint, int64_t index, at::ScalarType compute, HeldWeights held,
+NamedTensors read_block(const runtime::Checkpoint& checkpoint, int64_t index, at::ScalarType compute, HeldWeights held,
                         at::Device device) {
-  const BlockDescription& block = checkpoint.description().blocks.at(static_cast<size_t>(index));
+  const runtime::BlockDescription& block = checkpoint.description().blocks.at(static_cast<size_t>(index));
   NamedTensors tensors;
-  for (const LinearDescription& linear : linears_of(block)) {
-    const LinearWeights weights = read_linear(checkpoint, linear, compute, tensors);
+  for (const runtime::LinearDescription& linear : linears_of(block)) {
+    const runtime::LinearWeights weights = read_linear(checkpoint, linear, compute, tensors);
     at::Tensor& weight_OI = tensors.find(linear.name + ".weight")->second;
     if (held == HeldWeights::narrow) weight_OI = weight_OI.to(held_type(weights, compute, device));
   }
-  for (const NormDescription& norm : norms_of(block)) tensors[norm.name + ".weight"] = read_gain(checkpoint, norm);
+  for (const runtime::NormDescription& norm : norms_of(block))
+    tensors[norm.name + ".weight"] = read_gain(checkpoint, norm);
   return tensors;
 }
 
-InputFormats read_input_formats(const Checkpoint& checkpoint) {
+InputFormats read_input_formats(const runtime::Checkpoint& checkpoint) {
   InputFormats formats;
-  for (const LinearDescription& linear : block_linears(checkpoint.description())) {
-    const std::optional<PackScheme> scheme = checkpoint.stored_scheme(linear);
+  for (const runtime::LinearDescription& linear : runtime::block_linears(checkpoint.description())) {
+    const std::optional<runtime::PackScheme> scheme = checkpoint.stored_scheme(linear);
     if (scheme && !scheme->input.is_plain()) formats.emplace(linear.name, checkpoint.linear(linear).input);
   }
   return formats;
 }
 
-void embed(const LinearWeights& table_VD, float embedding_scale, std::span<const int32_t> ids_T, float* hidden_TD) {
+void embed(const runtime::LinearWeights& table_VD, float embedding_scale, std::span<const int32_t> ids_T,
+           float* hidden_TD) {
   const int64_t width = table_VD.num_in();
   for (size_t t = 0; t < ids_T.size(); ++t) {
     const std::span<float> row(hidden_TD + static_cast<int64_t>(t) * width, static_cast<size_t>(width));
-    weight_rows(table_VD, ids_T[t], 1, row);
+    runtime::weight_rows(table_VD, ids_T[t], 1, row);
     for (float& value : row) value *= embedding_scale;
   }
 }
 
-}  // namespace pare
+}  // namespace pare::compress

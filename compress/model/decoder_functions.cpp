@@ -12,7 +12,7 @@
 
 #include "runtime/engine/backend.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 at::Tensor copied(std::span<const float> values, at::IntArrayRef shape) {
@@ -21,7 +21,7 @@ at::Tensor copied(std::span<const float> values, at::IntArrayRef shape) {
 
 }  // namespace
 
-DecoderFunctions::DecoderFunctions(const ModelDescription& model, int64_t max_tokens, at::ScalarType compute,
+DecoderFunctions::DecoderFunctions(const runtime::ModelDescription& model, int64_t max_tokens, at::ScalarType compute,
                                    at::Device device, AttentionKernel attention)
     : model_(&model), compute_(compute), device_(device), attention_(attention) {
   if (compute != at::kFloat && compute != at::kBFloat16) {
@@ -29,12 +29,12 @@ DecoderFunctions::DecoderFunctions(const ModelDescription& model, int64_t max_to
                                 std::string(at::toString(compute)));
   }
   for (size_t b = 0; b < model.blocks.size(); ++b) {
-    const RopeDescription& rope = model.blocks[b].rope;
+    const runtime::RopeDescription& rope = model.blocks[b].rope;
     for (size_t earlier = 0; earlier < b && angles_.size() == b; ++earlier) {
       if (rope == model.blocks[earlier].rope) angles_.push_back(angles_[earlier]);
     }
     if (angles_.size() > b) continue;
-    const RopeTable table = make_rope_table(rope, model.head_size, max_tokens);
+    const runtime::RopeTable table = runtime::make_rope_table(rope, model.head_size, max_tokens);
     const std::vector<int64_t> shape = {max_tokens, model.head_size / 2};
     angles_.push_back(std::make_shared<RotaryAngles>(
         RotaryAngles{copied(table.cosine, shape).to(device), copied(table.sine, shape).to(device)}));
@@ -91,16 +91,17 @@ BlockFunctions::BlockFunctions(const DecoderFunctions& model, int64_t index, con
       formats_(formats),
       site_(site) {}
 
-at::Tensor BlockFunctions::norm(const NormDescription& norm, const at::Tensor& x, at::ScalarType out) const {
+at::Tensor BlockFunctions::norm(const runtime::NormDescription& norm, const at::Tensor& x, at::ScalarType out) const {
   return rms_norm_rows(x, find_tensor(weights_, norm.name + ".weight"), norm.epsilon, out);
 }
 
-const InputFormat* BlockFunctions::format_of(ActivationSite site) const {
+const runtime::InputFormat* BlockFunctions::format_of(runtime::ActivationSite site) const {
   return site_ != nullptr && site_->site == site ? &site_->format : nullptr;
 }
 
-StageInput BlockFunctions::normalized(Stage stage, const at::Tensor& hidden) const {
-  const NormDescription& norm = stage.kind == Stage::attention_input ? block_.attention_norm : block_.feed_forward_norm;
+StageInput BlockFunctions::normalized(runtime::Stage stage, const at::Tensor& hidden) const {
+  const runtime::NormDescription& norm =
+      stage.kind == runtime::Stage::attention_input ? block_.attention_norm : block_.feed_forward_norm;
   return StageInput::norm(hidden, find_tensor(weights_, norm.name + ".weight"), norm.epsilon,
                           functions_.compute_type());
 }
@@ -135,7 +136,7 @@ at::Tensor BlockFunctions::attend_documents(const at::Tensor& q_BTHK, const at::
 at::Tensor BlockFunctions::attention(const at::Tensor& hidden, KeyValues* earlier, const DocumentStarts& starts) const {
   const int64_t num_tokens = hidden.size(-2);
   const std::vector<at::Tensor> products = stage_products(
-      normalized(Stage::attention_input, hidden), input_format_of(formats_, block_.q),
+      normalized(runtime::Stage::attention_input, hidden), input_format_of(formats_, block_.q),
       {operands_of(weights_, block_.q), operands_of(weights_, block_.k), operands_of(weights_, block_.v)});
   const auto heads = [&](const at::Tensor& product, int64_t num_heads) {
     return product.view({-1, num_tokens, num_heads, model_.head_size});
@@ -163,36 +164,38 @@ at::Tensor BlockFunctions::attention(const at::Tensor& hidden, KeyValues* earlie
 }
 
 StageInput BlockFunctions::activation(int64_t expert, const StageInput& input) const {
-  const FeedForwardDescription& network = block_.experts.at(static_cast<size_t>(std::max<int64_t>(expert, 0)));
+  const runtime::FeedForwardDescription& network = block_.experts.at(static_cast<size_t>(std::max<int64_t>(expert, 0)));
   const std::vector<at::Tensor> products =
       stage_products(input, input_format_of(formats_, network.gate),
                      {operands_of(weights_, network.gate), operands_of(weights_, network.up)});
   return StageInput::gated(products[0], products[1], model_.activation);
 }
 
-at::Tensor BlockFunctions::output(Stage stage, const StageInput& input) const {
-  const LinearDescription linear = stage_layers(block_, stage).front();
+at::Tensor BlockFunctions::output(runtime::Stage stage, const StageInput& input) const {
+  const runtime::LinearDescription linear = runtime::stage_layers(block_, stage).front();
   return stage_product(input, input_format_of(formats_, linear), operands_of(weights_, linear));
 }
 
 // What an output stage adds to the hidden state.
-at::Tensor BlockFunctions::added(Stage stage, const at::Tensor& output) const {
-  const bool is_attention = stage.kind == Stage::attention_output;
-  const std::optional<NormDescription>& post =
+at::Tensor BlockFunctions::added(runtime::Stage stage, const at::Tensor& output) const {
+  const bool is_attention = stage.kind == runtime::Stage::attention_output;
+  const std::optional<runtime::NormDescription>& post =
       is_attention ? block_.post_attention_norm : block_.post_feed_forward_norm;
   const at::Tensor delta = post ? norm(*post, output, at::kFloat) : output;
-  return is_attention ? round_input(delta, format_of(ActivationSite::attention_output)) : delta;
+  return is_attention ? round_input(delta, format_of(runtime::ActivationSite::attention_output)) : delta;
 }
 
-at::Tensor BlockFunctions::add(Stage stage, const at::Tensor& output, const at::Tensor& hidden) const {
+at::Tensor BlockFunctions::add(runtime::Stage stage, const at::Tensor& output, const at::Tensor& hidden) const {
   const at::Tensor sum = hidden.add(added(stage, output));
-  return stage.kind == Stage::attention_output ? sum : round_made(sum, format_of(ActivationSite::residual_sum));
+  return stage.kind == runtime::Stage::attention_output
+             ? sum
+             : round_made(sum, format_of(runtime::ActivationSite::residual_sum));
 }
 
-void BlockFunctions::add_to(Stage stage, const at::Tensor& output, at::Tensor& hidden) const {
+void BlockFunctions::add_to(runtime::Stage stage, const at::Tensor& output, at::Tensor& hidden) const {
   hidden.add_(added(stage, output));
-  const InputFormat* const format = format_of(ActivationSite::residual_sum);
-  if (format != nullptr && stage.kind != Stage::attention_output) hidden.copy_(round_made(hidden, format));
+  const runtime::InputFormat* const format = format_of(runtime::ActivationSite::residual_sum);
+  if (format != nullptr && stage.kind != runtime::Stage::attention_output) hidden.copy_(round_made(hidden, format));
 }
 
 TokenRouting BlockFunctions::route(const at::Tensor& x_RD) const {
@@ -213,30 +216,31 @@ at::Tensor BlockFunctions::mixture(const at::Tensor& x) const {
     const ExpertRows rows = routing.rows_of(e);
     if (rows.rows_S.size(0) == 0) continue;
     const StageInput x_SD = StageInput::plain(x_RD.index_select(0, rows.rows_S));
-    add_expert(rows, output({Stage::feed_forward_output, e}, activation(e, x_SD)), sum_RD);
+    add_expert(rows, output({runtime::Stage::feed_forward_output, e}, activation(e, x_SD)), sum_RD);
   }
   return sum_RD.view(x.sizes());
 }
 
 // The output of the feed-forward layer, or of all experts.
 at::Tensor BlockFunctions::feed_forward(const at::Tensor& hidden) const {
-  const StageInput x = normalized(Stage::feed_forward_input, hidden);
-  return block_.is_mixture() ? mixture(x.value()) : output(Stage::feed_forward_output, activation(Stage::kNoExpert, x));
+  const StageInput x = normalized(runtime::Stage::feed_forward_input, hidden);
+  return block_.is_mixture() ? mixture(x.value())
+                             : output(runtime::Stage::feed_forward_output, activation(runtime::Stage::kNoExpert, x));
 }
 
 at::Tensor BlockFunctions::forward(const at::Tensor& hidden, KeyValues* earlier, const DocumentStarts& starts) const {
-  const Stage mixes = Stage::attention_output;
+  const runtime::Stage mixes = runtime::Stage::attention_output;
   const at::Tensor attended = add(mixes, output(mixes, StageInput::plain(attention(hidden, earlier, starts))), hidden);
-  return add(Stage::feed_forward_output, feed_forward(attended), attended);
+  return add(runtime::Stage::feed_forward_output, feed_forward(attended), attended);
 }
 
 void BlockFunctions::pass(at::Tensor& hidden) const {
-  const Stage mixes = Stage::attention_output;
+  const runtime::Stage mixes = runtime::Stage::attention_output;
   add_to(mixes, output(mixes, StageInput::plain(attention(hidden))), hidden);
-  add_to(Stage::feed_forward_output, feed_forward(hidden), hidden);
+  add_to(runtime::Stage::feed_forward_output, feed_forward(hidden), hidden);
 }
 
-int64_t BlockFunctions::forward_bytes(const ModelDescription& model, int64_t num_tokens) {
+int64_t BlockFunctions::forward_bytes(const runtime::ModelDescription& model, int64_t num_tokens) {
   const int64_t width = model.hidden_size, inner = model.feed_forward_size;
   const int64_t queries = model.num_heads * model.head_size, keys = model.num_kv_heads * model.head_size;
   // The norm, queries, keys and values; queries and keys behind their norms and their rotation, and what they mix.
@@ -249,4 +253,4 @@ int64_t BlockFunctions::forward_bytes(const ModelDescription& model, int64_t num
          query_block_bytes(model.num_heads / model.num_kv_heads, model.head_size, num_tokens);
 }
 
-}  // namespace pare
+}  // namespace pare::compress

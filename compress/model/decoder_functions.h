@@ -18,7 +18,7 @@
 #include "runtime/model/model_description.h"
 #include "runtime/model/stage.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Keys and values of the tokens before, of one block: [B, kv heads, T, K]. Undefined: there are none.
 struct KeyValues {
@@ -33,10 +33,10 @@ class DecoderFunctions {
  public:
   // For sequences of at most max_tokens tokens, those before them included. `model` must outlive it. compute:
   // at::kFloat or at::kBFloat16. device: of all tensors. Throws std::invalid_argument for another type.
-  DecoderFunctions(const ModelDescription& model, int64_t max_tokens, at::ScalarType compute,
+  DecoderFunctions(const runtime::ModelDescription& model, int64_t max_tokens, at::ScalarType compute,
                    at::Device device = at::kCPU, AttentionKernel attention = AttentionKernel::fused);
 
-  const ModelDescription& description() const { return *model_; }
+  const runtime::ModelDescription& description() const { return *model_; }
   at::ScalarType compute_type() const { return compute_; }
   at::Device device() const { return device_; }
   AttentionKernel attention_kernel() const { return attention_; }
@@ -60,7 +60,7 @@ class DecoderFunctions {
   at::Tensor logits(const at::Tensor& head_VD, const at::Tensor& normalized_RD) const;
 
  private:
-  const ModelDescription* model_;
+  const runtime::ModelDescription* model_;
   at::ScalarType compute_;
   at::Device device_;
   AttentionKernel attention_;
@@ -92,7 +92,7 @@ class BlockFunctions {
                  const RoundedSite* site = nullptr);
 
   // The norm in front of attention_input or feed_forward_input.
-  StageInput normalized(Stage stage, const at::Tensor& hidden) const;
+  StageInput normalized(runtime::Stage stage, const at::Tensor& hidden) const;
   // The input of attention_output, [..., T, H K]. earlier: not null, the tokens stand after those that it holds, see
   // them, and are added to it. starts: attention stays within a document, whose positions begin at 0, as if it stood
   // alone; inputs that are rounded in a range of their whole sequence would still be of all documents together. Not
@@ -101,11 +101,11 @@ class BlockFunctions {
   // The input of feed_forward_output from that of feed_forward_input, of the block or one of its experts.
   StageInput activation(int64_t expert, const StageInput& input) const;
   // The product of an output stage's linear with its input.
-  at::Tensor output(Stage stage, const StageInput& input) const;
+  at::Tensor output(runtime::Stage stage, const StageInput& input) const;
   // The hidden state with the output of a stage (of a mixture the sum) added to it, behind the norm that may follow it.
-  at::Tensor add(Stage stage, const at::Tensor& output, const at::Tensor& hidden) const;
+  at::Tensor add(runtime::Stage stage, const at::Tensor& output, const at::Tensor& hidden) const;
   // Adds it in place, without gradients.
-  void add_to(Stage stage, const at::Tensor& output, at::Tensor& hidden) const;
+  void add_to(runtime::Stage stage, const at::Tensor& output, at::Tensor& hidden) const;
 
   // Routes normalized hidden states [R, D].
   TokenRouting route(const at::Tensor& x_RD) const;
@@ -121,12 +121,12 @@ class BlockFunctions {
 
   // Returns the most bytes that are there at a time while num_tokens go through a block in place or stage by stage, in
   // float32 and by blocks of queries, beside the block, its hidden states and the inputs of its stages.
-  static int64_t forward_bytes(const ModelDescription& model, int64_t num_tokens);
+  static int64_t forward_bytes(const runtime::ModelDescription& model, int64_t num_tokens);
 
  private:
-  at::Tensor norm(const NormDescription& norm, const at::Tensor& x, at::ScalarType out) const;
-  const InputFormat* format_of(ActivationSite site) const;
-  at::Tensor added(Stage stage, const at::Tensor& output) const;
+  at::Tensor norm(const runtime::NormDescription& norm, const at::Tensor& x, at::ScalarType out) const;
+  const runtime::InputFormat* format_of(runtime::ActivationSite site) const;
+  at::Tensor added(runtime::Stage stage, const at::Tensor& output) const;
   at::Tensor feed_forward(const at::Tensor& hidden) const;
   // Queries, keys and values before their rotation, [B, T, H K].
   at::Tensor attend_documents(const at::Tensor& q_BTHK, const at::Tensor& k_BTGK, const at::Tensor& v_BTGK,
@@ -134,12 +134,12 @@ class BlockFunctions {
   at::Tensor attend(const at::Tensor& q_BHTK, const at::Tensor& k_BGTK, const at::Tensor& v_BGTK) const;
 
   const DecoderFunctions& functions_;
-  const ModelDescription& model_;
-  const BlockDescription& block_;
+  const runtime::ModelDescription& model_;
+  const runtime::BlockDescription& block_;
   const RotaryAngles& angles_;
   const NamedTensors& weights_;
   const InputFormats& formats_;
   const RoundedSite* site_;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

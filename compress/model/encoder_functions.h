@@ -16,33 +16,33 @@
 #include "runtime/model/encoder_description.h"
 #include "runtime/model/stage.h"
 
-namespace pare {
+namespace pare::compress {
 
 class EncoderFunctions {
  public:
   // Linears' ".weight" and ".bias" and norms' ".weight" and ".bias", float32. All must outlive it.
-  EncoderFunctions(const EncoderDescription& model, const EncoderBlockDescription& block, const NamedTensors& weights,
-                   const InputFormats& formats)
+  EncoderFunctions(const runtime::EncoderDescription& model, const runtime::EncoderBlockDescription& block,
+                   const NamedTensors& weights, const InputFormats& formats)
       : model_(model), block_(block), weights_(weights), formats_(formats) {}
 
   // The inputs of the two output stages, [T, D] and [T, F].
   at::Tensor attention(const at::Tensor& hidden_TD) const;
   at::Tensor activation(const at::Tensor& hidden_TD) const;
   // The hidden state after an output stage with the input x_TI.
-  at::Tensor add_output(Stage stage, const at::Tensor& x_TI, const at::Tensor& hidden_TD) const;
+  at::Tensor add_output(runtime::Stage stage, const at::Tensor& x_TI, const at::Tensor& hidden_TD) const;
 
   // Returns the most bytes that are there at a time while one of these functions works on a text of num_tokens tokens,
   // without gradients: what it makes, its result included.
-  static int64_t forward_bytes(const EncoderDescription& model, int64_t num_tokens);
+  static int64_t forward_bytes(const runtime::EncoderDescription& model, int64_t num_tokens);
 
  private:
   // Products of the stage's linears with its input.
-  std::vector<at::Tensor> products(Stage stage, const at::Tensor& x_TI) const;
+  std::vector<at::Tensor> products(runtime::Stage stage, const at::Tensor& x_TI) const;
 
-  const EncoderDescription& model_;
-  const EncoderBlockDescription& block_;
+  const runtime::EncoderDescription& model_;
+  const runtime::EncoderBlockDescription& block_;
   const NamedTensors& weights_;
   const InputFormats& formats_;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -23,7 +23,7 @@
 #include "quant/checked_tensor.h"
 #include "runtime/engine/routing.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -47,8 +47,8 @@ void check_gates(const at::Tensor& gate, const at::Tensor& up) {
   check_numbers(gate, "gated_activation");
   if (up.defined() && up.scalar_type() == gate.scalar_type() && up.sizes() == gate.sizes()) return;
   throw std::invalid_argument("gated_activation: expected gate and up of one type and shape, found " + gate.toString() +
-                              " " + shape_text(gate) + " and " +
-                              (up.defined() ? up.toString() + " " + shape_text(up) : "none"));
+                              " " + quant::shape_text(gate) + " and " +
+                              (up.defined() ? up.toString() + " " + quant::shape_text(up) : "none"));
 }
 
 // Calls work with a null pointer of the tensor's element type.
@@ -229,16 +229,16 @@ at::Tensor flat(const at::Tensor& x) {
   return x.detach().contiguous().view({-1});
 }
 
-const char* gelu_form(Activation activation) {
-  return activation == Activation::gelu ? "none" : "tanh";
+const char* gelu_form(runtime::Activation activation) {
+  return activation == runtime::Activation::gelu ? "none" : "tanh";
 }
 
 // out: contiguous, and may be the gate itself.
-void activate(const at::Tensor& gate, Activation activation, const at::Tensor& out) {
+void activate(const at::Tensor& gate, runtime::Activation activation, const at::Tensor& out) {
   const at::Tensor x = flat(gate), y = out.view({-1});
   in_parts(x.numel(), [&](int64_t first, int64_t count) {
     at::Tensor part = y.narrow(0, first, count);
-    if (activation == Activation::silu) {
+    if (activation == runtime::Activation::silu) {
       at::silu_out(part, x.narrow(0, first, count));
     } else {
       at::gelu_out(part, x.narrow(0, first, count), gelu_form(activation));
@@ -246,19 +246,19 @@ void activate(const at::Tensor& gate, Activation activation, const at::Tensor& o
   });
 }
 
-at::Tensor activated(const at::Tensor& gate, Activation activation) {
+at::Tensor activated(const at::Tensor& gate, runtime::Activation activation) {
   at::Tensor y = at::empty(gate.sizes(), gate.options());
   activate(gate, activation, y);
   return y;
 }
 
-at::Tensor activation_gradient(const at::Tensor& gradient, const at::Tensor& gate, Activation activation) {
+at::Tensor activation_gradient(const at::Tensor& gradient, const at::Tensor& gate, runtime::Activation activation) {
   const at::Tensor x = flat(gate);
   const at::Tensor dy = flat(gradient);
   const at::Tensor dx = at::empty_like(x);
   in_parts(x.numel(), [&](int64_t first, int64_t count) {
     at::Tensor part = dx.narrow(0, first, count);
-    if (activation == Activation::silu) {
+    if (activation == runtime::Activation::silu) {
       at::silu_backward_out(part, dy.narrow(0, first, count), x.narrow(0, first, count));
     } else {
       at::gelu_backward_out(part, dy.narrow(0, first, count), x.narrow(0, first, count), gelu_form(activation));
@@ -268,20 +268,20 @@ at::Tensor activation_gradient(const at::Tensor& gradient, const at::Tensor& gat
 }
 
 // in_place: x may be overwritten.
-at::Tensor rounded_rows(const at::Tensor& x, const InputFormat& format, bool in_place) {
+at::Tensor rounded_rows(const at::Tensor& x, const runtime::InputFormat& format, bool in_place) {
   at::Tensor rounded = x.to(at::kCPU, at::kFloat).contiguous();  // as the runtime's CPU kernels round
   if (!in_place && rounded.is_alias_of(x)) rounded = rounded.clone();
   const int64_t width = rounded.size(-1);
   const int64_t num_sequences = rounded.dim() == 3 ? rounded.size(0) : 1;
   const int64_t size = rounded.numel() / num_sequences;
   for (int64_t n = 0; n < num_sequences; ++n) {
-    fake_quantize(format, {rounded.data_ptr<float>() + n * size, static_cast<size_t>(size)}, width);
+    runtime::fake_quantize(format, {rounded.data_ptr<float>() + n * size, static_cast<size_t>(size)}, width);
   }
   return rounded.to(x.device(), x.scalar_type());
 }
 
 struct RoundInput : torch::autograd::Function<RoundInput> {
-  static at::Tensor forward(AutogradContext*, const at::Tensor& x, const InputFormat* format) {
+  static at::Tensor forward(AutogradContext*, const at::Tensor& x, const runtime::InputFormat* format) {
     return rounded_rows(x, *format, /*in_place=*/false);
   }
   static variable_list backward(AutogradContext*, const variable_list& gradients) { return {gradients[0], {}}; }
@@ -289,14 +289,15 @@ struct RoundInput : torch::autograd::Function<RoundInput> {
 
 struct RouteRows : torch::autograd::Function<RouteRows> {
   static variable_list forward(AutogradContext* context, const at::Tensor& logits_RE,
-                               const RoutingDescription& routing) {
+                               const runtime::RoutingDescription& routing) {
     const at::Tensor logits = logits_RE.contiguous();
     const int64_t num_rows = logits.size(0), num_experts = logits.size(1), num_chosen = routing.experts_per_token;
     const at::Tensor weights_RK = at::empty({num_rows, num_chosen}, logits.options());
     const at::Tensor experts_RK = at::empty({num_rows, num_chosen}, logits.options().dtype(at::kInt));
     for (int64_t r = 0; r < num_rows; ++r) {
-      route_row({logits.const_data_ptr<float>() + r * num_experts, static_cast<size_t>(num_experts)}, routing,
-                experts_RK.data_ptr<int32_t>() + r * num_chosen, weights_RK.data_ptr<float>() + r * num_chosen);
+      runtime::route_row({logits.const_data_ptr<float>() + r * num_experts, static_cast<size_t>(num_experts)}, routing,
+                         experts_RK.data_ptr<int32_t>() + r * num_chosen,
+                         weights_RK.data_ptr<float>() + r * num_chosen);
     }
     const at::Tensor chosen_RK = experts_RK.to(at::kLong);
     context->save_for_backward({logits_RE, chosen_RK, weights_RK});
@@ -335,7 +336,8 @@ void check_norm(const at::Tensor& x_RD, const at::Tensor& gain_D, at::ScalarType
     throw std::invalid_argument(
         "rms_norm_rows: expected x [..., D], a float32 gain [D] and float32 or bfloat16 out, "
         "found x " +
-        shape_text(x_RD) + ", gain " + (gain_D.defined() ? gain_D.toString() + " " + shape_text(gain_D) : "none"));
+        quant::shape_text(x_RD) + ", gain " +
+        (gain_D.defined() ? gain_D.toString() + " " + quant::shape_text(gain_D) : "none"));
   }
 }
 
@@ -382,28 +384,28 @@ at::Tensor rotate_heads(const at::Tensor& x_BTHK, const RotaryAngles& angles) {
                     2 * angles.cosine_TJ.size(1) == x_BTHK.size(3);
   if (!fits) {
     throw std::invalid_argument("rotate_heads: expected x [B, T, H, K] and angles [>= T, K / 2], found x " +
-                                shape_text(x_BTHK) + ", angles " + shape_text(angles.cosine_TJ));
+                                quant::shape_text(x_BTHK) + ", angles " + quant::shape_text(angles.cosine_TJ));
   }
   if (!has_row_kernels(x_BTHK)) return rotate_heads_by_ops(x_BTHK, angles);
   return RotateHeads::apply(x_BTHK, angles.cosine_TJ, angles.sine_TJ);
 }
 
-at::Tensor round_input(const at::Tensor& x, const InputFormat* format) {
+at::Tensor round_input(const at::Tensor& x, const runtime::InputFormat* format) {
   return format == nullptr ? x : RoundInput::apply(x, format);
 }
 
-at::Tensor round_made(const at::Tensor& x, const InputFormat* format) {
+at::Tensor round_made(const at::Tensor& x, const runtime::InputFormat* format) {
   if (format == nullptr || x.requires_grad()) return round_input(x, format);
   return rounded_rows(x, *format, /*in_place=*/true);
 }
 
-at::Tensor gated_activation(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation) {
+at::Tensor gated_activation(const at::Tensor& gate_RF, const at::Tensor& up_RF, runtime::Activation activation) {
   check_gates(gate_RF, up_RF);
   if (!has_row_kernels(gate_RF)) return gated_activation_by_ops(gate_RF, up_RF, activation);
   return activated(gate_RF, activation).mul_(up_RF);
 }
 
-void gated_activation_to(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation,
+void gated_activation_to(const at::Tensor& gate_RF, const at::Tensor& up_RF, runtime::Activation activation,
                          at::Tensor& out_RF) {
   check_gates(gate_RF, up_RF);
   activate(gate_RF, activation, out_RF);
@@ -411,7 +413,7 @@ void gated_activation_to(const at::Tensor& gate_RF, const at::Tensor& up_RF, Act
 }
 
 std::tuple<at::Tensor, at::Tensor> gated_activation_backward(const at::Tensor& gate_RF, const at::Tensor& up_RF,
-                                                             Activation activation, const at::Tensor& dy_RF) {
+                                                             runtime::Activation activation, const at::Tensor& dy_RF) {
   return {activation_gradient(dy_RF.mul(up_RF), gate_RF, activation), activated(gate_RF, activation).mul_(dy_RF)};
 }
 
@@ -421,10 +423,10 @@ ExpertRows TokenRouting::rows_of(int64_t expert) const {
   return {rows_S, weights_RK.reshape({-1}).index_select(0, rows_S.mul(weights_RK.size(1)).add(places_S2.select(1, 1)))};
 }
 
-TokenRouting route_rows(const at::Tensor& logits_RE, const RoutingDescription& routing) {
+TokenRouting route_rows(const at::Tensor& logits_RE, const runtime::RoutingDescription& routing) {
   if (!has_row_kernels(logits_RE)) return route_rows_by_ops(logits_RE, routing);
   const std::vector<at::Tensor> found = RouteRows::apply(logits_RE, routing);
   return {found[0], found[1]};
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -14,7 +14,7 @@
 #include "runtime/format/input_format.h"
 #include "runtime/model/model_description.h"
 
-namespace pare {
+namespace pare::compress {
 
 // True if kernels of our own compute what follows on the tensor's device.
 bool has_row_kernels(const at::Tensor& x);
@@ -44,18 +44,19 @@ at::Tensor rotate_heads(const at::Tensor& x_BTHK, const RotaryAngles& angles);
 
 // x rounded as the runtime rounds it, each sequence of [B, T, I] by itself; gradients pass straight through. format:
 // null for x itself.
-at::Tensor round_input(const at::Tensor& x, const InputFormat* format);
+at::Tensor round_input(const at::Tensor& x, const runtime::InputFormat* format);
 // The same of an x that nobody else reads: where it has no gradients, the result may take its memory.
-at::Tensor round_made(const at::Tensor& x, const InputFormat* format);
+at::Tensor round_made(const at::Tensor& x, const runtime::InputFormat* format);
 
 // activation(gate) * up of gate and up [..., F] of one type and shape. On a CPU the result has no gradients, which
 // gated_activation_backward makes. Throws std::invalid_argument as above.
-at::Tensor gated_activation(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation);
+at::Tensor gated_activation(const at::Tensor& gate_RF, const at::Tensor& up_RF, runtime::Activation activation);
 // Writes it to out_RF, contiguous, of their shape and type; on a CPU.
-void gated_activation_to(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation, at::Tensor& out_RF);
+void gated_activation_to(const at::Tensor& gate_RF, const at::Tensor& up_RF, runtime::Activation activation,
+                         at::Tensor& out_RF);
 // Returns the gradients by gate and by up of dy with the result's shape and type. On a CPU.
 std::tuple<at::Tensor, at::Tensor> gated_activation_backward(const at::Tensor& gate_RF, const at::Tensor& up_RF,
-                                                             Activation activation, const at::Tensor& dy_RF);
+                                                             runtime::Activation activation, const at::Tensor& dy_RF);
 
 // The tokens that go to one expert: their rows, ascending, and their weights there.
 struct ExpertRows {
@@ -68,6 +69,6 @@ struct TokenRouting {
 };
 // The k experts of each row and their weights, as the runtime chooses them (runtime/engine/routing.h). logits_RE
 // float32; weights have gradients.
-TokenRouting route_rows(const at::Tensor& logits_RE, const RoutingDescription& routing);
+TokenRouting route_rows(const at::Tensor& logits_RE, const runtime::RoutingDescription& routing);
 
-}  // namespace pare
+}  // namespace pare::compress

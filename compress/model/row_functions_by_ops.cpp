@@ -6,7 +6,7 @@
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
 
-namespace pare {
+namespace pare::compress {
 
 at::Tensor rms_norm_rows_by_ops(const at::Tensor& x_RD, const at::Tensor& gain_D, double epsilon, at::ScalarType out) {
   const at::Tensor x = x_RD.to(at::kFloat);
@@ -23,16 +23,16 @@ at::Tensor rotate_heads_by_ops(const at::Tensor& x_BTHK, const RotaryAngles& ang
       .to(x_BTHK.scalar_type());
 }
 
-at::Tensor activation_by_ops(const at::Tensor& x, Activation activation) {
-  if (activation == Activation::silu) return at::silu(x);
-  return at::gelu(x, activation == Activation::gelu ? "none" : "tanh");
+at::Tensor activation_by_ops(const at::Tensor& x, runtime::Activation activation) {
+  if (activation == runtime::Activation::silu) return at::silu(x);
+  return at::gelu(x, activation == runtime::Activation::gelu ? "none" : "tanh");
 }
 
-at::Tensor gated_activation_by_ops(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation) {
+at::Tensor gated_activation_by_ops(const at::Tensor& gate_RF, const at::Tensor& up_RF, runtime::Activation activation) {
   return activation_by_ops(gate_RF, activation).mul(up_RF);
 }
 
-TokenRouting route_rows_by_ops(const at::Tensor& logits_RE, const RoutingDescription& routing) {
+TokenRouting route_rows_by_ops(const at::Tensor& logits_RE, const runtime::RoutingDescription& routing) {
   const auto [sorted_RE, order_RE] =
       at::sort(at::softmax(logits_RE, -1), /*stable=*/true, /*dim=*/-1, /*descending=*/true);
   const at::Tensor top_RK = sorted_RE.narrow(1, 0, routing.experts_per_token);
@@ -40,4 +40,4 @@ TokenRouting route_rows_by_ops(const at::Tensor& logits_RE, const RoutingDescrip
           routing.normalizes_top_weights ? top_RK.div(top_RK.sum(-1, /*keepdim=*/true)) : top_RK};
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -4,13 +4,13 @@
 
 #include "compress/model/row_functions.h"
 
-namespace pare {
+namespace pare::compress {
 
 at::Tensor rms_norm_rows_by_ops(const at::Tensor& x_RD, const at::Tensor& gain_D, double epsilon, at::ScalarType out);
 at::Tensor rotate_heads_by_ops(const at::Tensor& x_BTHK, const RotaryAngles& angles);
-at::Tensor activation_by_ops(const at::Tensor& x, Activation activation);
-at::Tensor gated_activation_by_ops(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation);
+at::Tensor activation_by_ops(const at::Tensor& x, runtime::Activation activation);
+at::Tensor gated_activation_by_ops(const at::Tensor& gate_RF, const at::Tensor& up_RF, runtime::Activation activation);
 // The order of a row's experts is another, and the last bits of their weights may be.
-TokenRouting route_rows_by_ops(const at::Tensor& logits_RE, const RoutingDescription& routing);
+TokenRouting route_rows_by_ops(const at::Tensor& logits_RE, const runtime::RoutingDescription& routing);
 
-}  // namespace pare
+}  // namespace pare::compress

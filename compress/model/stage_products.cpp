@@ -14,7 +14,7 @@
 #include "compress/model/row_functions.h"
 #include "quant/checked_tensor.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -32,7 +32,7 @@ struct StageProducts : torch::autograd::Function<StageProducts> {
   // A call but for its tensors: `input` has none here. They are saved as tensors, so that autograd frees them.
   struct Call : torch::CustomClassHolder {
     StageInput input;
-    const InputFormat* format = nullptr;
+    const runtime::InputFormat* format = nullptr;
     std::vector<size_t> linears_with_bias;
   };
 
@@ -120,11 +120,11 @@ StageInput StageInput::norm(const at::Tensor& x, const at::Tensor& gain_I, doubl
   return {.kind = Kind::norm, .first = x, .second = gain_I, .epsilon = epsilon, .type = type};
 }
 
-StageInput StageInput::gated(const at::Tensor& gate, const at::Tensor& up, Activation activation) {
+StageInput StageInput::gated(const at::Tensor& gate, const at::Tensor& up, runtime::Activation activation) {
   return {.kind = Kind::gated, .first = gate, .second = up, .activation = activation, .type = gate.scalar_type()};
 }
 
-at::Tensor StageInput::value(const InputFormat* format) const {
+at::Tensor StageInput::value(const runtime::InputFormat* format) const {
   if (kind == Kind::plain) return round_input(first, format);
   return round_made(
       kind == Kind::norm ? rms_norm_rows(first, second, epsilon, type) : gated_activation(first, second, activation),
@@ -141,7 +141,7 @@ void StageInput::write(at::Tensor& out) const {
   }
 }
 
-std::vector<at::Tensor> stage_products(const StageInput& input, const InputFormat* format,
+std::vector<at::Tensor> stage_products(const StageInput& input, const runtime::InputFormat* format,
                                        const std::vector<LinearOperands>& linears) {
   if (linears.empty()) throw std::invalid_argument("stage_products: expected a linear at least, found none");
   auto call = c10::make_intrusive<StageProducts::Call>();
@@ -153,8 +153,8 @@ std::vector<at::Tensor> stage_products(const StageInput& input, const InputForma
       throw std::invalid_argument(
           "stage_products: expected an input [..., I] in float32 or bfloat16 and weights "
           "[O, I] of its type or narrower, found " +
-          shape_text(input.first) + " in " + at::toString(input.type) + " and " +
-          (weight_OI.defined() ? weight_OI.toString() + " " + shape_text(weight_OI) : "none"));
+          quant::shape_text(input.first) + " in " + at::toString(input.type) + " and " +
+          (weight_OI.defined() ? weight_OI.toString() + " " + quant::shape_text(weight_OI) : "none"));
     }
     if (linear.bias_O.defined()) {
       call->linears_with_bias.push_back(operands.size());
@@ -181,13 +181,15 @@ std::vector<at::Tensor> stage_products(const StageInput& input, const InputForma
                               at::TensorList(operands));
 }
 
-at::Tensor stage_product(const StageInput& input, const InputFormat* format, const LinearOperands& linear) {
+at::Tensor stage_product(const StageInput& input, const runtime::InputFormat* format, const LinearOperands& linear) {
   return stage_products(input, format, {linear}).front();
 }
 
-at::ScalarType held_type(DType stored, at::ScalarType compute, at::Device device) {
-  const at::ScalarType type = stored == DType::BF16 ? at::kBFloat16 : stored == DType::F16 ? at::kHalf : at::kFloat;
+at::ScalarType held_type(runtime::DType stored, at::ScalarType compute, at::Device device) {
+  const at::ScalarType type = stored == runtime::DType::BF16  ? at::kBFloat16
+                              : stored == runtime::DType::F16 ? at::kHalf
+                                                              : at::kFloat;
   return device.is_cpu() && may_be_held_as(type, compute) ? type : compute;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

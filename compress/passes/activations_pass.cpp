@@ -3,7 +3,7 @@
 #include "compress/passes/stage_state.h"
 #include "compress/recipe/pass_options.h"
 
-namespace pare {
+namespace pare::compress {
 
 std::optional<InputScaling> apply_activations(StageState& stage, const SteppedLayers& layers) {
   const auto& shared = shared_options<ActivationsPass>(layers);
@@ -12,4 +12,4 @@ std::optional<InputScaling> apply_activations(StageState& stage, const SteppedLa
   return std::nullopt;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -17,7 +17,7 @@
 #include "runtime/system/progress.h"
 #include "runtime/system/sha256.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 std::string count_text(int64_t count, const char* what) {
@@ -55,10 +55,10 @@ std::vector<std::string> dead_column_events(const StageState& state) {
 // is needed that only calibration gives and no token came.
 void note_tokens(StageState& state, BlockWork& work) {
   if (!state.statistics.min_I.defined()) return;
-  const LinearDescription& linear = state.layers.front().plan->linear;
+  const runtime::LinearDescription& linear = state.layers.front().plan->linear;
   const int64_t num_tokens = state.statistics.num_tokens;
   if (!is_starved(num_tokens, linear.num_in)) return;
-  if (state.stage.expert == Stage::kNoExpert) {
+  if (state.stage.expert == runtime::Stage::kNoExpert) {
     if (!state.statistics.hessian_II.defined()) return;
     state.layers.front().record.events.push_back(
         "calibrated on " + count_text(num_tokens, "tokens") + ", fewer than its " +
@@ -76,7 +76,7 @@ void note_tokens(StageState& state, BlockWork& work) {
 
 // Folds the scales into what produces the stage's input. Afterwards block, walk, statistics and weights are those of
 // the divided input.
-void fold_scales(const at::Tensor& scales_I, const Checkpoint& checkpoint, ModelWalk& walk, BlockWork& work,
+void fold_scales(const at::Tensor& scales_I, const runtime::Checkpoint& checkpoint, ModelWalk& walk, BlockWork& work,
                  StageState& state) {
   auto& block = dynamic_cast<DecoderBlock&>(work.block);  // an encoder's plan has no scaling step
   std::vector<float> used =
@@ -86,12 +86,12 @@ void fold_scales(const at::Tensor& scales_I, const Checkpoint& checkpoint, Model
   const at::Tensor used_I = at::from_blob(used.data(), {static_cast<int64_t>(used.size())}, at::kFloat);
   for (LayerState& layer : state.layers) {
     const bool is_shared = layer.target_OI.is_same(layer.weight_OI);
-    layer.weight_OI.copy_(scale_columns(layer.weight_OI, used_I));
-    if (!is_shared) layer.target_OI.copy_(scale_columns(layer.target_OI, used_I));
+    layer.weight_OI.copy_(quant::scale_columns(layer.weight_OI, used_I));
+    if (!is_shared) layer.target_OI.copy_(quant::scale_columns(layer.target_OI, used_I));
   }
   LayerStatistics& statistics = state.statistics;
   if (statistics.hessian_II.defined()) {
-    statistics.hessian_II = scale_hessian(statistics.hessian_II, used_I);
+    statistics.hessian_II = quant::scale_hessian(statistics.hessian_II, used_I);
     statistics.hessian_diagonal_I = statistics.hessian_II.diagonal().contiguous();
   } else {
     statistics.hessian_diagonal_I = statistics.hessian_diagonal_I.div(used_I).div_(used_I);
@@ -106,33 +106,33 @@ void fold_scales(const at::Tensor& scales_I, const Checkpoint& checkpoint, Model
 double output_error(const StageState& state, const LayerState& layer) {
   const at::Tensor& sample_RI = state.statistics.sample_RI;
   at::Tensor rounded_RI = sample_RI.clone();
-  fake_quantize(state.input, {rounded_RI.data_ptr<float>(), static_cast<size_t>(rounded_RI.numel())},
-                rounded_RI.size(1));
-  return relative_output_error(sample_RI, rounded_RI, layer.target_OI, layer.weight_OI);
+  runtime::fake_quantize(state.input, {rounded_RI.data_ptr<float>(), static_cast<size_t>(rounded_RI.numel())},
+                         rounded_RI.size(1));
+  return quant::relative_output_error(sample_RI, rounded_RI, layer.target_OI, layer.weight_OI);
 }
 
 // Returns a weight that is not codes, in the source's type.
-OwnedTensor owned_tensor(const Checkpoint& checkpoint, const LayerState& layer) {
+runtime::OwnedTensor owned_tensor(const runtime::Checkpoint& checkpoint, const LayerState& layer) {
   const std::string name = layer.plan->linear.name + ".weight";
-  const TensorView& source = checkpoint.tensor(name);
-  OwnedTensor tensor{name, source.dtype, source.shape, std::vector<std::byte>(source.data.size())};
+  const runtime::TensorView& source = checkpoint.tensor(name);
+  runtime::OwnedTensor tensor{name, source.dtype, source.shape, std::vector<std::byte>(source.data.size())};
   const at::Tensor values_OI = layer.weight_OI.contiguous();
-  convert_from_float(source.dtype, {values_OI.const_data_ptr<float>(), static_cast<size_t>(values_OI.numel())},
-                     tensor.data);
+  runtime::convert_from_float(source.dtype, {values_OI.const_data_ptr<float>(), static_cast<size_t>(values_OI.numel())},
+                              tensor.data);
   return tensor;
 }
 
 // Returns the layer in the form in which it is stored. From here on weight_OI is the weight that the walk uses.
-CompressedLayer finish_layer(const Checkpoint& checkpoint, const StageState& state, LayerState& layer,
-                             std::vector<OwnedTensor>& changed) {
+CompressedLayer finish_layer(const runtime::Checkpoint& checkpoint, const StageState& state, LayerState& layer,
+                             std::vector<runtime::OwnedTensor>& changed) {
   const LayerPlan& plan = *layer.plan;
   CompressedLayer result{stored_linear(state, layer), {}};
   if (plan.is_reconstructed()) result.kept_OI = kept_of(layer);
   result.stored.weight.pattern = plan.scheme.pattern;
   if (std::holds_alternative<OwnedWeight>(layer.stored)) {
-    OwnedTensor tensor = owned_tensor(checkpoint, layer);
-    convert_to_float(tensor.dtype, tensor.data,
-                     {layer.weight_OI.data_ptr<float>(), static_cast<size_t>(layer.weight_OI.numel())});
+    runtime::OwnedTensor tensor = owned_tensor(checkpoint, layer);
+    runtime::convert_to_float(tensor.dtype, tensor.data,
+                              {layer.weight_OI.data_ptr<float>(), static_cast<size_t>(layer.weight_OI.numel())});
     if (plan.scheme.pattern.is_dense()) {
       changed.push_back(std::move(tensor));
     } else {
@@ -156,18 +156,18 @@ CompressedLayer finish_layer(const Checkpoint& checkpoint, const StageState& sta
     if (scope_of(step.options->kind()) == PassScope::stage) record.method = step.row->key;
   }
   record.scheme = plan.scheme;
-  record.scheme.input = input_scheme(state.input);
-  if (!record.is_plain()) container_format(record.scheme.container).adapt(result.stored, record.scheme);
+  record.scheme.input = runtime::input_scheme(state.input);
+  if (!record.is_plain()) runtime::container_format(record.scheme.container).adapt(result.stored, record.scheme);
   record.scale_dtype = result.stored.weight.scale_dtype;
   result.record = std::move(record);
   return result;
 }
 
 // Returns the hash of the stored layer, or of the tensor that replaces the source's for a weight that is not codes.
-std::string hash_of(const CompressedLayer& layer, const std::vector<OwnedTensor>& changed) {
+std::string hash_of(const CompressedLayer& layer, const std::vector<runtime::OwnedTensor>& changed) {
   if (layer.record.is_plain()) {
-    for (const OwnedTensor& tensor : changed) {
-      if (tensor.name == layer.record.name + ".weight") return sha256_hex(tensor.data);
+    for (const runtime::OwnedTensor& tensor : changed) {
+      if (tensor.name == layer.record.name + ".weight") return runtime::sha256_hex(tensor.data);
     }
   }
   return content_hash(layer.stored);
@@ -217,19 +217,20 @@ void apply_steps(StageState& state, const FoldScales& fold) {
       }
     }
     if (row == nullptr) continue;
-    throw_if_interrupted();
+    runtime::throw_if_interrupted();
     const std::optional<InputScaling> scaling = row->apply(state, stepped);
     if (scaling && fold) fold(*scaling, state);
     check_zeros(row->key, state);
   }
 }
 
-void compress_stage(const RunPlan& plan, int64_t block_index, Stage stage, const Checkpoint& checkpoint,
-                    LayerStatistics statistics, ModelWalk& walk, BlockWork& work) {
+void compress_stage(const RunPlan& plan, int64_t block_index, runtime::Stage stage,
+                    const runtime::Checkpoint& checkpoint, LayerStatistics statistics, ModelWalk& walk,
+                    BlockWork& work) {
   const std::vector<const LayerPlan*> layers = plan.stage_layers(block_index, stage);
   if (layers.empty()) return;
   StageState state = make_stage(layers, work.block, std::move(statistics));
-  state.scales_are_powers_of_two = folds_into_linear(stage);
+  state.scales_are_powers_of_two = runtime::folds_into_linear(stage);
   if (const auto* block = dynamic_cast<const DecoderBlock*>(&work.block);
       block != nullptr && state.scales_are_powers_of_two) {
     state.producer_I = producer_channels(checkpoint.description(), block->description(), stage);
@@ -291,15 +292,15 @@ void report_starved(const std::vector<LayerPlan>& layers, BlockWork& work) {
 }
 
 std::vector<LayerRecord> commit_layers(int64_t part, std::vector<CompressedLayer> layers,
-                                       std::vector<OwnedTensor> changed, Artifact& artifact) {
-  std::vector<StreamedTensor> tensors;
+                                       std::vector<runtime::OwnedTensor> changed, Artifact& artifact) {
+  std::vector<runtime::StreamedTensor> tensors;
   std::vector<LayerRecord> records;
   for (CompressedLayer& layer : layers) {
     layer.record.sha256 = hash_of(layer, changed);
     if (!layer.record.is_plain()) Artifact::append_packed(layer.stored, layer.record, tensors);
     records.push_back(std::move(layer.record));
   }
-  for (OwnedTensor& tensor : changed) Artifact::append(std::move(tensor), tensors);
+  for (runtime::OwnedTensor& tensor : changed) Artifact::append(std::move(tensor), tensors);
   artifact.commit(part, std::move(tensors), records);
   return records;
 }
@@ -318,16 +319,17 @@ RemainingBlocks remaining_blocks(const RunPlan& plan, const Artifact& artifact) 
 }
 
 void restore_block(const std::vector<LayerPlan>& layers, int64_t part, const Artifact& artifact,
-                   const Checkpoint& checkpoint, Block& block) {
+                   const runtime::Checkpoint& checkpoint, Block& block) {
   for (const LayerRecord& record : *artifact.committed(part)) {
     const auto layer = std::find_if(layers.begin(), layers.end(),
                                     [&](const LayerPlan& planned) { return planned.linear.name == record.name; });
     if (layer == layers.end() || record.is_plain()) continue;
-    const StoredLinear stored = artifact.read_layer(part, record);
-    if (!record.scheme.has_own_tensor()) block.set_weight(layer->stage, layer->index, effective_weight(stored));
+    const runtime::StoredLinear stored = artifact.read_layer(part, record);
+    if (!record.scheme.has_own_tensor())
+      block.set_weight(layer->stage, layer->index, runtime::effective_weight(stored));
     block.set_input_format(layer->stage, stored.input);
   }
-  for (const OwnedTensor& tensor : artifact.read_changed(part, checkpoint)) {
+  for (const runtime::OwnedTensor& tensor : artifact.read_changed(part, checkpoint)) {
     if (tensor.shape != checkpoint.tensor(tensor.name).shape) throw damaged_file(artifact.record_file(part));
     const auto layer = std::find_if(layers.begin(), layers.end(), [&](const LayerPlan& planned) {
       return planned.linear.name + ".weight" == tensor.name;
@@ -338,10 +340,10 @@ void restore_block(const std::vector<LayerPlan>& layers, int64_t part, const Art
       restore_changed(tensor, *decoder);
       continue;
     }
-    std::vector<float> values(tensor.data.size() / dtype_size_bytes(tensor.dtype));
-    convert_to_float(tensor.dtype, tensor.data, values);
+    std::vector<float> values(tensor.data.size() / runtime::dtype_size_bytes(tensor.dtype));
+    runtime::convert_to_float(tensor.dtype, tensor.data, values);
     block.set_weight(layer->stage, layer->index, values);
   }
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -10,10 +10,10 @@
 #include "compress/walk/block.h"
 #include "compress/walk/model_walk.h"
 
-namespace pare {
+namespace pare::compress {
 
 struct CompressedLayer {
-  StoredLinear stored;
+  runtime::StoredLinear stored;
   LayerRecord record;       // its sha256 is set when the weight is committed: later folds may change the scales
   at::Tensor kept_OI = {};  // for a pruned layer that is to be trained: bool, true where the mask keeps a weight
 };
@@ -30,7 +30,8 @@ struct StarvedExpert {
 struct BlockWork {
   Block& block;
   std::vector<CompressedLayer> layers = {};
-  std::vector<OwnedTensor> changed = {};  // tensors of the source that folds and passes have changed, under their names
+  std::vector<runtime::OwnedTensor> changed =
+      {};  // tensors of the source that folds and passes have changed, under their names
   std::vector<StarvedExpert> starved = {};
 };
 
@@ -47,19 +48,20 @@ void apply_steps(StageState& state, const FoldScales& fold);
 // Compresses the stage's layers on the statistics of its input and puts them into work.block. Where a step scales the
 // input, the input is divided in the block and in the walk first. Throws UnusableInput (for a matrix that is no
 // Hessian) and what the passes throw.
-void compress_stage(const RunPlan& plan, int64_t block_index, Stage stage, const Checkpoint& checkpoint,
-                    LayerStatistics statistics, ModelWalk& walk, BlockWork& work);
+void compress_stage(const RunPlan& plan, int64_t block_index, runtime::Stage stage,
+                    const runtime::Checkpoint& checkpoint, LayerStatistics statistics, ModelWalk& walk,
+                    BlockWork& work);
 
 // Makes one event of all starved experts, in the record of the first layer that was calibrated on too few tokens.
 void report_starved(const std::vector<LayerPlan>& layers, BlockWork& work);
 
 // Commits the block's layers and changed tensors. Returns the records, complete with their hashes.
 std::vector<LayerRecord> commit_layers(int64_t part, std::vector<CompressedLayer> layers,
-                                       std::vector<OwnedTensor> changed, Artifact& artifact);
+                                       std::vector<runtime::OwnedTensor> changed, Artifact& artifact);
 
 // Puts what an earlier run has committed of a block in place of its weights, norms and inputs.
 void restore_block(const std::vector<LayerPlan>& layers, int64_t part, const Artifact& artifact,
-                   const Checkpoint& checkpoint, Block& block);
+                   const runtime::Checkpoint& checkpoint, Block& block);
 
 // The artifact's part of embedding and head, and that of a block.
 constexpr int64_t kTablesPart = 0;
@@ -75,4 +77,4 @@ struct RemainingBlocks {
 };
 RemainingBlocks remaining_blocks(const RunPlan& plan, const Artifact& artifact);
 
-}  // namespace pare
+}  // namespace pare::compress

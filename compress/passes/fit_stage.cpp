@@ -13,7 +13,7 @@
 #include "runtime/system/interrupt.h"
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 constexpr int64_t kRowChunk = 64;
@@ -22,7 +22,7 @@ constexpr int64_t kRowChunk = 64;
 at::Tensor missing_outputs(const at::Tensor& weight_OI, const at::Tensor& missing_II) {
   const at::Tensor wide_II = missing_II.to(at::kDouble);
   const at::Tensor result_OI = at::empty(weight_OI.sizes(), at::kFloat);
-  for_row_chunks(weight_OI.size(0), kRowChunk, [&](int64_t first_row, int64_t num_rows) {
+  quant::for_row_chunks(weight_OI.size(0), kRowChunk, [&](int64_t first_row, int64_t num_rows) {
     result_OI.narrow(0, first_row, num_rows)
         .copy_(at::mm(weight_OI.narrow(0, first_row, num_rows).to(at::kDouble), wide_II));
   });
@@ -33,8 +33,8 @@ void fit_layer(const FitStatistics& statistics, const at::Tensor& factor_II, Lay
   const auto missing = [&](const at::Tensor& missing_PI) {
     return statistics.of_input ? missing_outputs(layer.weight_OI, missing_PI) : missing_PI;
   };
-  const FitResult fitted = fit(layer.weight_OI, factor_II, missing(statistics.missing_PI), statistics.held_hessian_II,
-                               missing(statistics.held_missing_PI));
+  const quant::FitResult fitted = quant::fit(layer.weight_OI, factor_II, missing(statistics.missing_PI),
+                                             statistics.held_hessian_II, missing(statistics.held_missing_PI));
   layer.record.fit = fitted.share;
   if (fitted.share > 0.0) layer.weight_OI = layer.target_OI = fitted.weight_OI;
 }
@@ -43,10 +43,10 @@ void fit_layer(const FitStatistics& statistics, const at::Tensor& factor_II, Lay
 // as after a mask that a pass has chosen.
 void keep_zeros(StageState& state, LayerState& layer) {
   const at::Tensor& kept_OI = layer.sparsity->kept_OI;
-  const ResolveOptions options;
-  layer.weight_OI =
-      resolve(layer.target_OI, masked(layer.target_OI, kept_OI), kept_OI, state.normalized(options.damping), options)
-          .weight_OI;
+  const prune::ResolveOptions options;
+  layer.weight_OI = prune::resolve(layer.target_OI, prune::masked(layer.target_OI, kept_OI), kept_OI,
+                                   state.normalized(options.damping), options)
+                        .weight_OI;
 }
 
 }  // namespace
@@ -58,15 +58,15 @@ void fit_to_original(StageState& state) {
   std::optional<at::Tensor> factor_II;
   double ridge = 0.0;  // the one that the factor was made with
   for (LayerState& layer : state.layers) {
-    const FitOptions* options = layer.plan->fit();
+    const quant::FitOptions* options = layer.plan->fit();
     if (options == nullptr) continue;
-    throw_if_interrupted();
+    runtime::throw_if_interrupted();
     const auto start = std::chrono::steady_clock::now();
     const std::string& name = layer.plan->linear.name;
     if (!factor_II || ridge != options->ridge) {
       ridge = options->ridge;
       try {
-        factor_II = fit_factor(state.statistics.hessian_II, ridge);
+        factor_II = quant::fit_factor(state.statistics.hessian_II, ridge);
       } catch (const std::invalid_argument& error) {
         throw UnusableInput(name + ": " + error.what());
       }
@@ -81,8 +81,8 @@ void fit_to_original(StageState& state) {
     } else {
       layer.record.events.push_back("not fitted to the original: H is zero or has no inverse");
     }
-    layer.record.seconds += seconds_since(start);
+    layer.record.seconds += runtime::seconds_since(start);
   }
 }
 
-}  // namespace pare
+}  // namespace pare::compress

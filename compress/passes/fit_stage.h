@@ -4,7 +4,7 @@
 
 #include "compress/passes/stage_state.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Moves the layers whose plan asks for it by W := W + S D (quant/fit.h). It uses statistics.fit and releases it. From
 // then on errors are measured against the moved weight, and the record holds S. Without statistics.fit nothing changes.
@@ -12,4 +12,4 @@ namespace pare {
 // Interrupted.
 void fit_to_original(StageState& state);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -7,16 +7,16 @@
 #include <stdexcept>
 #include <utility>
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 // The layers that folds go into: the stage and the place in stage_layers.
-constexpr std::pair<Stage, size_t> kValueLayer{Stage::attention_input, 2};
+constexpr std::pair<runtime::Stage, size_t> kValueLayer{runtime::Stage::attention_input, 2};
 constexpr size_t kUpIndex = 1;
 
-std::pair<Stage, size_t> producer_of(Stage stage) {
-  if (stage.kind == Stage::attention_output) return kValueLayer;
-  return {Stage(Stage::feed_forward_input, stage.expert), kUpIndex};
+std::pair<runtime::Stage, size_t> producer_of(runtime::Stage stage) {
+  if (stage.kind == runtime::Stage::attention_output) return kValueLayer;
+  return {runtime::Stage(runtime::Stage::feed_forward_input, stage.expert), kUpIndex};
 }
 
 bool is_power_of_two(float value) {
@@ -47,22 +47,22 @@ struct ExponentRange {
   int least = -60, most = 60;
 
   // Returns the exponents of the smallest subnormal and of the largest value with that fraction.
-  static std::pair<int, int> ends_of(DType dtype, float fraction) {
+  static std::pair<int, int> ends_of(runtime::DType dtype, float fraction) {
     switch (dtype) {
-      case DType::F16:
+      case runtime::DType::F16:
         return {-24, 15};
-      case DType::BF16:
+      case runtime::DType::BF16:
         return {-133, 127};
-      case DType::F8_E4M3:
-        return {-9, fraction > kLargestFp8 / 512.0f ? 7 : 8};
-      case DType::F8_E8M0:
+      case runtime::DType::F8_E4M3:
+        return {-9, fraction > runtime::kLargestFp8 / 512.0f ? 7 : 8};
+      case runtime::DType::F8_E8M0:
         return {-127, 127};
       default:
         return {-149, 127};
     }
   }
 
-  void narrow(float value, DType dtype) {
+  void narrow(float value, runtime::DType dtype) {
     if (value == 0.0f) return;
     int exponent = 0;
     const float fraction = std::frexp(value, &exponent);  // 0.5 <= |fraction| < 1, in 24 bits
@@ -75,62 +75,64 @@ struct ExponentRange {
 };
 
 // Narrows each row's range by its values of a tensor.
-void narrow_rows(DType dtype, std::span<const std::byte> data, std::vector<ExponentRange>& rows) {
-  std::vector<float> values(data.size() / dtype_size_bytes(dtype));
-  convert_to_float(dtype, data, values);
+void narrow_rows(runtime::DType dtype, std::span<const std::byte> data, std::vector<ExponentRange>& rows) {
+  std::vector<float> values(data.size() / runtime::dtype_size_bytes(dtype));
+  runtime::convert_to_float(dtype, data, values);
   const size_t width = values.size() / rows.size();
   for (size_t i = 0; i < values.size(); ++i) rows[i / width].narrow(values[i], dtype);
 }
 
-OwnedTensor stored_as_source(const Checkpoint& checkpoint, const std::string& name, std::span<const float> values) {
-  const TensorView& source = checkpoint.tensor(name);
-  OwnedTensor tensor{name, source.dtype, source.shape, std::vector<std::byte>(source.data.size())};
-  convert_from_float(source.dtype, values, tensor.data);
+runtime::OwnedTensor stored_as_source(const runtime::Checkpoint& checkpoint, const std::string& name,
+                                      std::span<const float> values) {
+  const runtime::TensorView& source = checkpoint.tensor(name);
+  runtime::OwnedTensor tensor{name, source.dtype, source.shape, std::vector<std::byte>(source.data.size())};
+  runtime::convert_from_float(source.dtype, values, tensor.data);
   return tensor;
 }
 
 // Divides values[o * width + i] by s[o], in the type in which they are stored. A power of two leaves the fraction
 // alone, so only a value at the end of its type's range could change. That is refused.
-void divide_values(const std::string& name, DType dtype, std::span<const float> scales_O, std::span<std::byte> data) {
-  std::vector<float> values(data.size() / dtype_size_bytes(dtype));
-  convert_to_float(dtype, data, values);
+void divide_values(const std::string& name, runtime::DType dtype, std::span<const float> scales_O,
+                   std::span<std::byte> data) {
+  std::vector<float> values(data.size() / runtime::dtype_size_bytes(dtype));
+  runtime::convert_to_float(dtype, data, values);
   const size_t width = values.size() / scales_O.size();
   for (size_t i = 0; i < values.size(); ++i) {
     const float divided = values[i] / scales_O[i / width];
-    if (round_to(divided, dtype) * scales_O[i / width] != values[i]) {
+    if (runtime::round_to(divided, dtype) * scales_O[i / width] != values[i]) {
       throw std::runtime_error("fold into " + name + ": element " + std::to_string(i) + ", " +
                                std::to_string(values[i]) + ", divided by " + std::to_string(scales_O[i / width]) +
-                               " leaves the range of " + std::string(dtype_name(dtype)));
+                               " leaves the range of " + std::string(runtime::dtype_name(dtype)));
     }
     values[i] = divided;
   }
-  convert_from_float(dtype, values, data);
+  runtime::convert_from_float(dtype, values, data);
 }
 
 // Does the same to a tensor of the source. If a pass or fold has changed the tensor already, its changed values are
 // divided.
-void divide_rows(const Checkpoint& checkpoint, const std::string& name, std::span<const float> scales_O,
-                 std::vector<OwnedTensor>& changed) {
+void divide_rows(const runtime::Checkpoint& checkpoint, const std::string& name, std::span<const float> scales_O,
+                 std::vector<runtime::OwnedTensor>& changed) {
   const auto before = std::find_if(changed.begin(), changed.end(), [&](const auto& t) { return t.name == name; });
   if (before != changed.end()) return divide_values(name, before->dtype, scales_O, before->data);
-  const TensorView& source = checkpoint.tensor(name);
-  OwnedTensor& tensor =
-      changed.emplace_back(OwnedTensor{name, source.dtype, source.shape, {source.data.begin(), source.data.end()}});
+  const runtime::TensorView& source = checkpoint.tensor(name);
+  runtime::OwnedTensor& tensor = changed.emplace_back(
+      runtime::OwnedTensor{name, source.dtype, source.shape, {source.data.begin(), source.data.end()}});
   divide_values(name, tensor.dtype, scales_O, tensor.data);
 }
 
 void divide_scales(std::span<const float> scales_O, CompressedLayer& layer) {
-  QuantizedWeight& weight = layer.stored.weight;
+  runtime::QuantizedWeight& weight = layer.stored.weight;
   const int64_t num_groups = weight.num_groups();
   for (int64_t o = 0; o < weight.num_out; ++o) {
     for (int64_t g = 0; g < num_groups; ++g) {
       float& scale = weight.scales_OG[static_cast<size_t>(o * num_groups + g)];
       const float divided = scale / scales_O[static_cast<size_t>(o)];
-      if (!(round_to(divided, weight.scale_dtype) == divided && divided > 0.0f)) {
+      if (!(runtime::round_to(divided, weight.scale_dtype) == divided && divided > 0.0f)) {
         throw std::runtime_error("fold into " + layer.record.name + ": the scale of row " + std::to_string(o) +
                                  ", group " + std::to_string(g) + ", " + std::to_string(scale) + ", divided by " +
                                  std::to_string(scales_O[static_cast<size_t>(o)]) + " leaves the range of " +
-                                 std::string(dtype_name(weight.scale_dtype)));
+                                 std::string(runtime::dtype_name(weight.scale_dtype)));
       }
       scale = divided;
     }
@@ -145,9 +147,10 @@ auto find_layer(const std::string& name, Layers& done) -> decltype(done.data()) 
   return found == done.end() ? nullptr : &*found;
 }
 
-void fold_into_linear(const Checkpoint& checkpoint, Stage producer, size_t index, std::span<const float> scales_O,
-                      DecoderBlock& block, std::vector<CompressedLayer>& done, std::vector<OwnedTensor>& changed) {
-  const LinearDescription linear = stage_layers(block.description(), producer)[index];
+void fold_into_linear(const runtime::Checkpoint& checkpoint, runtime::Stage producer, size_t index,
+                      std::span<const float> scales_O, DecoderBlock& block, std::vector<CompressedLayer>& done,
+                      std::vector<runtime::OwnedTensor>& changed) {
+  const runtime::LinearDescription linear = runtime::stage_layers(block.description(), producer)[index];
   CompressedLayer* const compressed = find_layer(linear.name, done);
   if (compressed != nullptr && !compressed->record.scheme.is_dense()) {
     divide_scales(scales_O, *compressed);
@@ -160,19 +163,21 @@ void fold_into_linear(const Checkpoint& checkpoint, Stage producer, size_t index
   block.divide_outputs(producer, index, scales_O);
 }
 
-std::vector<float> fold_into_norm(const Checkpoint& checkpoint, Stage stage, std::span<const float> wanted_I,
-                                  DecoderBlock& block, std::vector<OwnedTensor>& changed) {
-  const NormDescription& norm =
-      stage == Stage::attention_input ? block.description().attention_norm : block.description().feed_forward_norm;
+std::vector<float> fold_into_norm(const runtime::Checkpoint& checkpoint, runtime::Stage stage,
+                                  std::span<const float> wanted_I, DecoderBlock& block,
+                                  std::vector<runtime::OwnedTensor>& changed) {
+  const runtime::NormDescription& norm = stage == runtime::Stage::attention_input
+                                             ? block.description().attention_norm
+                                             : block.description().feed_forward_norm;
   const std::string name = norm.name + ".weight";
-  const DType dtype = checkpoint.tensor(name).dtype;
+  const runtime::DType dtype = checkpoint.tensor(name).dtype;
   const float offset = norm.unit_offset ? 1.0f : 0.0f;
   const std::vector<float> gain_D = checkpoint.norm_gain(norm);
   std::vector<float> stored_D(gain_D.size()), folded_D(gain_D.size()), scales_D(gain_D.size());
   std::vector<float> source_D(gain_D.size());
-  convert_to_float(dtype, checkpoint.tensor(name).data, source_D);
+  runtime::convert_to_float(dtype, checkpoint.tensor(name).data, source_D);
   for (size_t i = 0; i < gain_D.size(); ++i) {
-    stored_D[i] = round_to(gain_D[i] / wanted_I[i] - offset, dtype);
+    stored_D[i] = runtime::round_to(gain_D[i] / wanted_I[i] - offset, dtype);
     folded_D[i] = stored_D[i] + offset;
     scales_D[i] = gain_D[i] / folded_D[i];
     // A gain of 0, or one so small that it cannot be divided, stays as it is.
@@ -189,12 +194,12 @@ std::vector<float> fold_into_norm(const Checkpoint& checkpoint, Stage stage, std
 
 }  // namespace
 
-void restore_changed(const OwnedTensor& tensor, DecoderBlock& block) {
-  const BlockDescription& description = block.description();
-  std::vector<float> values(tensor.data.size() / dtype_size_bytes(tensor.dtype));
-  convert_to_float(tensor.dtype, tensor.data, values);
-  for (const auto& [stage, norm] : {std::pair{Stage::attention_input, &description.attention_norm},
-                                    std::pair{Stage::feed_forward_input, &description.feed_forward_norm}}) {
+void restore_changed(const runtime::OwnedTensor& tensor, DecoderBlock& block) {
+  const runtime::BlockDescription& description = block.description();
+  std::vector<float> values(tensor.data.size() / runtime::dtype_size_bytes(tensor.dtype));
+  runtime::convert_to_float(tensor.dtype, tensor.data, values);
+  for (const auto& [stage, norm] : {std::pair{runtime::Stage::attention_input, &description.attention_norm},
+                                    std::pair{runtime::Stage::feed_forward_input, &description.feed_forward_norm}}) {
     if (tensor.name != norm->name + ".weight") continue;
     if (norm->unit_offset) {
       for (float& gain : values) gain += 1.0f;
@@ -202,34 +207,36 @@ void restore_changed(const OwnedTensor& tensor, DecoderBlock& block) {
     block.set_norm_gain(stage, values);
     return;
   }
-  for (const Stage reader : block_stages(description)) {
-    if (!folds_into_linear(reader)) continue;
+  for (const runtime::Stage reader : runtime::block_stages(description)) {
+    if (!runtime::folds_into_linear(reader)) continue;
     const auto [stage, index] = producer_of(reader);
-    const std::string name = stage_layers(description, stage)[index].name;
+    const std::string name = runtime::stage_layers(description, stage)[index].name;
     if (tensor.name == name + ".weight") return block.set_weight(stage, index, values);
     if (tensor.name == name + ".bias") return block.set_bias(stage, index, values);
   }
   throw std::invalid_argument("'" + tensor.name + "' is not a tensor that a fold changes");
 }
 
-std::vector<int64_t> producer_channels(const ModelDescription& model, const BlockDescription& block, Stage stage) {
+std::vector<int64_t> producer_channels(const runtime::ModelDescription& model, const runtime::BlockDescription& block,
+                                       runtime::Stage stage) {
   std::vector<int64_t> channels_I;
-  if (stage == Stage::attention_output) {
+  if (stage == runtime::Stage::attention_output) {
     const int64_t group = model.num_heads / model.num_kv_heads;
     for (int64_t head = 0; head < model.num_heads; ++head) {
       for (int64_t k = 0; k < model.head_size; ++k) channels_I.push_back(head / group * model.head_size + k);
     }
     return channels_I;
   }
-  channels_I.resize(static_cast<size_t>(stage_width(block, stage)));
+  channels_I.resize(static_cast<size_t>(runtime::stage_width(block, stage)));
   std::iota(channels_I.begin(), channels_I.end(), 0);
   return channels_I;
 }
 
-ScaleBounds producer_bounds(const Checkpoint& checkpoint, Stage stage, const BlockDescription& block,
-                            const std::vector<CompressedLayer>& done, const std::vector<OwnedTensor>& changed) {
+quant::ScaleBounds producer_bounds(const runtime::Checkpoint& checkpoint, runtime::Stage stage,
+                                   const runtime::BlockDescription& block, const std::vector<CompressedLayer>& done,
+                                   const std::vector<runtime::OwnedTensor>& changed) {
   const auto [producer, index] = producer_of(stage);
-  const LinearDescription linear = stage_layers(block, producer)[index];
+  const runtime::LinearDescription linear = runtime::stage_layers(block, producer)[index];
   std::vector<ExponentRange> rows(static_cast<size_t>(linear.num_out));
   const auto narrow_by = [&](const std::string& name) {
     const auto tensor = std::find_if(changed.begin(), changed.end(), [&](const auto& t) { return t.name == name; });
@@ -238,7 +245,7 @@ ScaleBounds producer_bounds(const Checkpoint& checkpoint, Stage stage, const Blo
   };
   const CompressedLayer* const compressed = find_layer(linear.name, done);
   if (compressed != nullptr && !compressed->record.scheme.is_dense()) {
-    const QuantizedWeight& weight = compressed->stored.weight;
+    const runtime::QuantizedWeight& weight = compressed->stored.weight;
     const auto num_groups = static_cast<size_t>(weight.num_groups());
     for (size_t i = 0; i < weight.scales_OG.size(); ++i) {
       rows[i / num_groups].narrow(weight.scales_OG[i], weight.scale_dtype);
@@ -249,7 +256,7 @@ ScaleBounds producer_bounds(const Checkpoint& checkpoint, Stage stage, const Blo
     narrow_by(linear.name + ".weight");
   }
   if (linear.has_bias) narrow_by(linear.name + ".bias");
-  ScaleBounds bounds;
+  quant::ScaleBounds bounds;
   for (const int64_t row : producer_channels(checkpoint.description(), block, stage)) {
     bounds.least_I.push_back(std::ldexp(1.0f, rows[static_cast<size_t>(row)].least));
     bounds.most_I.push_back(std::ldexp(1.0f, rows[static_cast<size_t>(row)].most));
@@ -257,9 +264,10 @@ ScaleBounds producer_bounds(const Checkpoint& checkpoint, Stage stage, const Blo
   return bounds;
 }
 
-std::vector<float> fold(const Checkpoint& checkpoint, Stage stage, std::span<const float> wanted_I, DecoderBlock& block,
-                        std::vector<CompressedLayer>& done, std::vector<OwnedTensor>& changed) {
-  const ModelDescription& model = checkpoint.description();
+std::vector<float> fold(const runtime::Checkpoint& checkpoint, runtime::Stage stage, std::span<const float> wanted_I,
+                        DecoderBlock& block, std::vector<CompressedLayer>& done,
+                        std::vector<runtime::OwnedTensor>& changed) {
+  const runtime::ModelDescription& model = checkpoint.description();
   const std::vector<int64_t> channels_I = producer_channels(model, block.description(), stage);
   if (wanted_I.size() != channels_I.size()) {
     throw std::invalid_argument("fold: expected " + std::to_string(channels_I.size()) + " scales, found " +
@@ -270,15 +278,15 @@ std::vector<float> fold(const Checkpoint& checkpoint, Stage stage, std::span<con
     throw std::invalid_argument("fold: the scale of channel " + std::to_string(i) + " is " +
                                 std::to_string(wanted_I[i]) + "; expected a finite positive number");
   }
-  if (!folds_into_linear(stage) && stage.expert != Stage::kNoExpert) {
-    throw std::invalid_argument("fold: no producer of the " + stage_name(stage) + " serves that expert alone");
+  if (!runtime::folds_into_linear(stage) && stage.expert != runtime::Stage::kNoExpert) {
+    throw std::invalid_argument("fold: no producer of the " + runtime::stage_name(stage) + " serves that expert alone");
   }
-  if (!folds_into_linear(stage)) return fold_into_norm(checkpoint, stage, wanted_I, block, changed);
+  if (!runtime::folds_into_linear(stage)) return fold_into_norm(checkpoint, stage, wanted_I, block, changed);
   const auto [producer, index] = producer_of(stage);
-  const LinearDescription linear = stage_layers(block.description(), producer)[index];
+  const runtime::LinearDescription linear = runtime::stage_layers(block.description(), producer)[index];
   fold_into_linear(checkpoint, producer, index, by_row(wanted_I, channels_I, linear.num_out, linear.name), block, done,
                    changed);
   return {wanted_I.begin(), wanted_I.end()};
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -22,17 +22,19 @@
 #include "compress/walk/decoder_block.h"
 #include "quant/scale_bounds.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Returns for each channel i of the stage's input the index of what divides it. Channels of equal index must have equal
 // s. For a norm it is i itself, for attention_output the row of v, for feed_forward_output the row of up.
-std::vector<int64_t> producer_channels(const ModelDescription& model, const BlockDescription& block, Stage stage);
+std::vector<int64_t> producer_channels(const runtime::ModelDescription& model, const runtime::BlockDescription& block,
+                                       runtime::Stage stage);
 
 // Returns bounds, as powers of two, for a stage whose input an up or v makes. Within them, the stored values of each of
 // its rows (weights or scales, and the bias) can be divided with a change of their exponents alone. `done` and
 // `changed` are as below.
-ScaleBounds producer_bounds(const Checkpoint& checkpoint, Stage stage, const BlockDescription& block,
-                            const std::vector<CompressedLayer>& done, const std::vector<OwnedTensor>& changed);
+quant::ScaleBounds producer_bounds(const runtime::Checkpoint& checkpoint, runtime::Stage stage,
+                                   const runtime::BlockDescription& block, const std::vector<CompressedLayer>& done,
+                                   const std::vector<runtime::OwnedTensor>& changed);
 
 // Divides the producer of the stage's input by wanted_I (> 0) and returns the s that was really used. The caller
 // multiplies the columns of the stage's weights with it. `done` are the block's layers compressed so far, and the
@@ -40,11 +42,12 @@ ScaleBounds producer_bounds(const Checkpoint& checkpoint, Stage stage, const Blo
 // Throws std::invalid_argument when wanted_I disagrees between channels of one producer, or is no power of two where it
 // has to be. Throws std::runtime_error when a changed value leaves its type, which s within producer_bounds never
 // causes.
-std::vector<float> fold(const Checkpoint& checkpoint, Stage stage, std::span<const float> wanted_I, DecoderBlock& block,
-                        std::vector<CompressedLayer>& done, std::vector<OwnedTensor>& changed);
+std::vector<float> fold(const runtime::Checkpoint& checkpoint, runtime::Stage stage, std::span<const float> wanted_I,
+                        DecoderBlock& block, std::vector<CompressedLayer>& done,
+                        std::vector<runtime::OwnedTensor>& changed);
 
 // Puts a tensor of `changed` in place of the block's own. A resumed run does this with the tensors that it has
 // committed. Throws std::invalid_argument for a name that no fold changes.
-void restore_changed(const OwnedTensor& tensor, DecoderBlock& block);
+void restore_changed(const runtime::OwnedTensor& tensor, DecoderBlock& block);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -5,7 +5,7 @@
 #include "compress/passes/stage_state.h"
 #include "compress/recipe/pass_options.h"
 
-namespace pare {
+namespace pare::compress {
 
 std::optional<InputScaling> apply_fp8(StageState& stage, const SteppedLayers& layers) {
   const auto& shared = shared_options<Fp8Pass>(layers);
@@ -13,11 +13,11 @@ std::optional<InputScaling> apply_fp8(StageState& stage, const SteppedLayers& la
   stage.input = resolved_input(shared.activations, stage.statistics, stage.input_scale_dtype);
   for_each_layer(layers, [&](LayerState& layer, const PassOptions& options) {
     const auto& pass = static_cast<const Fp8Pass&>(options);
-    layer.stored = quantize_fp8(layer.weight_OI, pass.per_tensor, pass.scale_dtype);
+    layer.stored = quant::quantize_fp8(layer.weight_OI, pass.per_tensor, pass.scale_dtype);
     use_stored_weight(stage, layer);
     measure_error(/*importance_I=*/{}, layer);
   });
   return std::nullopt;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

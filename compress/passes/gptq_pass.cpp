@@ -6,18 +6,18 @@
 #include "compress/passes/stage_state.h"
 #include "compress/recipe/pass_options.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
-StoredActOrder stored_order(ActOrder order) {
-  return order == ActOrder::none    ? StoredActOrder::none
-         : order == ActOrder::group ? StoredActOrder::group
-                                    : StoredActOrder::weight;
+runtime::StoredActOrder stored_order(quant::ActOrder order) {
+  return order == quant::ActOrder::none    ? runtime::StoredActOrder::none
+         : order == quant::ActOrder::group ? runtime::StoredActOrder::group
+                                           : runtime::StoredActOrder::weight;
 }
 
 // Returns whether a mask is still to be chosen: the pass asks for one, and neither another pass nor the source has it.
 bool chooses_mask(const LayerState& layer, const GptqPass& pass) {
-  const SparsePattern pattern = pass.pattern();
+  const runtime::SparsePattern pattern = pass.pattern();
   return !pattern.is_dense() && !is_pruned_by_pass(layer) && !has_zeros_for(layer, pattern);
 }
 
@@ -25,7 +25,7 @@ bool chooses_mask(const LayerState& layer, const GptqPass& pass) {
 void choose_masks(StageState& stage, const GptqPass& shared, const SteppedLayers& layers) {
   std::vector<AlpsLayer> together;
   for (const SteppedLayer& layer : layers.layers) {
-    const SparsePattern pattern = static_cast<const GptqPass&>(*layer.options).pattern();
+    const runtime::SparsePattern pattern = static_cast<const GptqPass&>(*layer.options).pattern();
     if (!pattern.is_dense() && !is_pruned_by_pass(*layer.state)) together.push_back({layer.state, pattern, pattern});
   }
   const SparseGptPass choice = shared.choice();
@@ -44,13 +44,14 @@ std::map<int64_t, SteppedLayers> by_columns_together(const SteppedLayers& layers
   return found;
 }
 
-void round_layer(StageState& stage, const GptqFactor& factor, GptqPass pass, float tensor_scale, LayerState& layer) {
+void round_layer(StageState& stage, const quant::GptqFactor& factor, GptqPass pass, float tensor_scale,
+                 LayerState& layer) {
   pass.gptq.grid.tensor_scale = tensor_scale;
   const bool chooses = chooses_mask(layer, pass);
-  ColumnMask mask;
+  quant::ColumnMask mask;
   if (chooses) mask.pattern = pass.pattern();
   (chooses ? mask.allowed_OI : mask.kept_OI) = kept_of(layer);
-  GptqResult rounded = gptq(layer.weight_OI, factor, pass.gptq, mask);
+  quant::GptqResult rounded = quant::gptq(layer.weight_OI, factor, pass.gptq, mask);
   if (chooses) layer.sparsity = Sparsity{pass.pattern(), rounded.kept_OI};
   const bool is_first = layer.weight_OI.is_same(layer.target_OI);
   layer.stored = std::move(rounded.weight);
@@ -70,11 +71,11 @@ std::optional<InputScaling> apply_gptq(StageState& stage, const SteppedLayers& l
   const auto& shared = shared_options<GptqPass>(layers);
   stage.input_scale_dtype = shared.gptq.grid.scale_dtype;
   stage.input = resolved_input(shared.activations, stage.statistics, stage.input_scale_dtype);
-  const bool chooses_in_loop = shared.chooser == MaskChooser::sweep || stage.is_unseen();
+  const bool chooses_in_loop = shared.chooser == prune::MaskChooser::sweep || stage.is_unseen();
   if (!chooses_in_loop) choose_masks(stage, shared, layers);
   const float tensor_scale = shared_tensor_scale(layers);
   for (const auto& [together, alike] : by_columns_together(layers, chooses_in_loop)) {
-    const GptqFactor& factor = stage.factor(shared.gptq, together);
+    const quant::GptqFactor& factor = stage.factor(shared.gptq, together);
     for_each_layer(alike, [&](LayerState& layer, const PassOptions& options) {
       round_layer(stage, factor, static_cast<const GptqPass&>(options), tensor_scale, layer);
     });
@@ -82,4 +83,4 @@ std::optional<InputScaling> apply_gptq(StageState& stage, const SteppedLayers& l
   return std::nullopt;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -7,29 +7,30 @@
 #include "compress/passes/stage_state.h"
 #include "compress/recipe/pass_options.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 // Sets the rule by which the runtime finds outlier columns, with the numbers that calibration knows.
 void find_outliers(const LlmInt8Pass& pass, StageState& stage) {
-  const LlmInt8Options& llm_int8 = pass.llm_int8;
+  const quant::LlmInt8Options& llm_int8 = pass.llm_int8;
   stage.input = pass.activations;
-  OutlierChoice found;
+  quant::OutlierChoice found;
   if (stage.statistics.min_I.defined()) {
-    found = choose_outliers(absmax(stage.statistics), stage.statistics.hessian_diagonal_I, llm_int8);
+    found = quant::choose_outliers(absmax(stage.statistics), stage.statistics.hessian_diagonal_I, llm_int8);
     stage.input_event = found.event;
   } else if (pass.needs_range()) {
     throw std::invalid_argument("llm_int8: outlier columns and relative thresholds need calibration statistics");
   }
-  if (llm_int8.time == OutlierTime::static_) {
-    stage.input.outliers = OutlierRule::columns;
+  if (llm_int8.time == quant::OutlierTime::static_) {
+    stage.input.outliers = runtime::OutlierRule::columns;
     stage.input.outlier_columns = std::move(found.columns);
     return;
   }
   // bitsandbytes and the runtime find columns in the sequence at hand, by a threshold.
-  stage.input.outliers = llm_int8.measure == OutlierMeasure::rms ? OutlierRule::relative : OutlierRule::absolute;
+  stage.input.outliers =
+      llm_int8.measure == quant::OutlierMeasure::rms ? runtime::OutlierRule::relative : runtime::OutlierRule::absolute;
   stage.input.outlier_threshold =
-      static_cast<float>(llm_int8.measure == OutlierMeasure::median_absmax ? found.threshold : llm_int8.value);
+      static_cast<float>(llm_int8.measure == quant::OutlierMeasure::median_absmax ? found.threshold : llm_int8.value);
 }
 
 std::vector<float> values_of(const at::Tensor& tensor) {
@@ -43,7 +44,8 @@ std::optional<InputScaling> apply_llm_int8(StageState& stage, const SteppedLayer
   find_outliers(shared_options<LlmInt8Pass>(layers), stage);
   for_each_layer(layers, [&](LayerState& layer, const PassOptions& options) {
     const auto& pass = static_cast<const LlmInt8Pass&>(options);
-    LlmInt8Weight rounded = quantize_llm_int8(layer.weight_OI, stage.input.outlier_columns, pass.llm_int8.layout);
+    quant::LlmInt8Weight rounded =
+        quant::quantize_llm_int8(layer.weight_OI, stage.input.outlier_columns, pass.llm_int8.layout);
     layer.stored = std::move(rounded.weight);
     if (rounded.outlier_weight_OK.defined()) layer.outlier_weight_OJ = values_of(rounded.outlier_weight_OK);
     use_stored_weight(stage, layer);
@@ -52,4 +54,4 @@ std::optional<InputScaling> apply_llm_int8(StageState& stage, const SteppedLayer
   return std::nullopt;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

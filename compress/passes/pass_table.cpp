@@ -5,7 +5,7 @@
 #include "compress/recipe/prune_options.h"
 #include "compress/recipe/reconstruct_pass.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 template <typename Options>
@@ -50,4 +50,4 @@ void add_pass(const PassRow& row) {
   table().push_back(&row);
 }
 
-}  // namespace pare
+}  // namespace pare::compress

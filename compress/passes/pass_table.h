@@ -9,7 +9,7 @@
 
 #include "compress/passes/stage_state.h"
 
-namespace pare {
+namespace pare::compress {
 
 std::optional<InputScaling> apply_magnitude(StageState& stage, const SteppedLayers& layers);
 std::optional<InputScaling> apply_wanda(StageState& stage, const SteppedLayers& layers);
@@ -22,4 +22,4 @@ std::optional<InputScaling> apply_activations(StageState& stage, const SteppedLa
 std::optional<InputScaling> apply_awq(StageState& stage, const SteppedLayers& layers);
 std::optional<InputScaling> apply_smoothquant(StageState& stage, const SteppedLayers& layers);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -5,7 +5,7 @@
 #include "compress/passes/stage_state.h"
 #include "compress/recipe/pass_options.h"
 
-namespace pare {
+namespace pare::compress {
 
 std::optional<InputScaling> apply_rtn(StageState& stage, const SteppedLayers& layers) {
   const auto& shared = shared_options<RtnPass>(layers);
@@ -16,12 +16,14 @@ std::optional<InputScaling> apply_rtn(StageState& stage, const SteppedLayers& la
     RtnPass pass = static_cast<const RtnPass&>(options);
     pass.rounding.tensor_scale = tensor_scale;
     at::Tensor importance_I;
-    if (pass.rounding.scales == ScaleSearch::hessian) {
+    if (pass.rounding.scales == quant::ScaleSearch::hessian) {
       importance_I = stage.statistics.hessian_diagonal_I;
-      layer.stored = rtn_with_hessian(layer.weight_OI, stage.statistics.hessian_II, pass.rounding, kept_of(layer));
+      layer.stored =
+          quant::rtn_with_hessian(layer.weight_OI, stage.statistics.hessian_II, pass.rounding, kept_of(layer));
     } else {
-      if (pass.rounding.scales == ScaleSearch::hessian_diagonal) importance_I = stage.statistics.hessian_diagonal_I;
-      layer.stored = rtn(layer.weight_OI, importance_I, pass.rounding, kept_of(layer));
+      if (pass.rounding.scales == quant::ScaleSearch::hessian_diagonal)
+        importance_I = stage.statistics.hessian_diagonal_I;
+      layer.stored = quant::rtn(layer.weight_OI, importance_I, pass.rounding, kept_of(layer));
     }
     use_stored_weight(stage, layer);
     measure_error(importance_I, layer);
@@ -30,4 +32,4 @@ std::optional<InputScaling> apply_rtn(StageState& stage, const SteppedLayers& la
   return std::nullopt;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -5,19 +5,19 @@
 #include "compress/passes/prune_layer.h"
 #include "prune/magnitude.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
-PrunedWeight sweep(StageState& stage, const SparseGptPass& pass, LayerState& layer) {
-  GptqOptions options;
+prune::PrunedWeight sweep(StageState& stage, const SparseGptPass& pass, LayerState& layer) {
+  quant::GptqOptions options;
   options.damping = pass.damping;
-  options.act_order = ActOrder::none;
-  const GptqFactor& factor = stage.factor(options);
-  ColumnMask mask;
+  options.act_order = quant::ActOrder::none;
+  const quant::GptqFactor& factor = stage.factor(options);
+  quant::ColumnMask mask;
   mask.pattern = pass.pattern();
   if (mask.pattern.is_dense()) mask.ratio = pass.pruned_share();
   mask.allowed_OI = kept_of(layer);
-  SparseGptResult result = sparsegpt(layer.weight_OI, factor, mask, pass.block_size);
+  prune::SparseGptResult result = prune::sparsegpt(layer.weight_OI, factor, mask, pass.block_size);
   layer.record.damping = result.events.damping_used;
   list_events(result.events, pass.damping, "Wanda's scores", layer.record.events);
   return {result.weight_OI, result.kept_OI};
@@ -27,14 +27,14 @@ PrunedWeight sweep(StageState& stage, const SparseGptPass& pass, LayerState& lay
 
 std::optional<InputScaling> apply_sparsegpt(StageState& stage, const SteppedLayers& layers) {
   const auto& shared = shared_options<SparseGptPass>(layers);
-  if (stage.is_unseen() || shared.chooser == MaskChooser::sweep) {
+  if (stage.is_unseen() || shared.chooser == prune::MaskChooser::sweep) {
     for_each_layer(layers, [&](LayerState& layer, const PassOptions& options) {
       const auto& pass = static_cast<const SparseGptPass&>(options);
-      const KeepRule rule = rule_of(pass);
+      const prune::KeepRule rule = rule_of(pass);
       const auto choose = [&] {
         if (!stage.is_unseen()) return sweep(stage, pass, layer);
         note_unseen(layer);
-        return magnitude(layer.weight_OI, rule);
+        return prune::magnitude(layer.weight_OI, rule);
       };
       prune_layer(stage, pass, pruned_beside_source(layer, rule, choose), layer);
     });
@@ -49,4 +49,4 @@ std::optional<InputScaling> apply_sparsegpt(StageState& stage, const SteppedLaye
   return std::nullopt;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

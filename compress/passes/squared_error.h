@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-namespace pare {
+namespace pare::compress {
 
 // Sums of m_i (w_i - w'_i)^2 and m_i w_i^2, where m is an importance of each column, or 1.
 struct SquaredError {
@@ -22,4 +22,4 @@ struct SquaredError {
   }
 };
 
-}  // namespace pare
+}  // namespace pare::compress

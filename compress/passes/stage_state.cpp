@@ -17,7 +17,7 @@
 #include "runtime/system/interrupt.h"
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::compress {
 
 namespace {
 
@@ -33,19 +33,19 @@ auto of_hessian(const StageState& stage, const Make& make) {
 
 }  // namespace
 
-const GptqFactor& StageState::factor(const GptqOptions& options, int64_t columns_together) {
+const quant::GptqFactor& StageState::factor(const quant::GptqOptions& options, int64_t columns_together) {
   const bool is_same = factor_ && factor_->damping == options.damping && factor_->act_order == options.act_order &&
                        factor_->columns_together == columns_together;
   if (!is_same) {
-    factor_ =
-        of_hessian(*this, [&](const auto& hessian_II) { return factorize(hessian_II, options, columns_together); });
+    factor_ = of_hessian(
+        *this, [&](const auto& hessian_II) { return quant::factorize(hessian_II, options, columns_together); });
   }
   return *factor_;
 }
 
-const NormalizedHessian& StageState::normalized(double damping) {
+const prune::NormalizedHessian& StageState::normalized(double damping) {
   if (!normalized_ || normalized_damping_ != damping) {
-    normalized_ = of_hessian(*this, [&](const auto& hessian_II) { return normalize(hessian_II, damping); });
+    normalized_ = of_hessian(*this, [&](const auto& hessian_II) { return prune::normalize(hessian_II, damping); });
     normalized_damping_ = damping;
   }
   return *normalized_;
@@ -59,7 +59,7 @@ bool is_pruned_by_pass(const LayerState& layer) {
   return layer.sparsity && !layer.sparsity->of_source;
 }
 
-void list_events(const GptqEvents& events, double damping, const std::string& fallback,
+void list_events(const quant::GptqEvents& events, double damping, const std::string& fallback,
                  std::vector<std::string>& lines) {
   if (events.fell_back_to_rounding) {
     lines.push_back("fell back to " + fallback + ": no damping up to 1 made H positive definite");
@@ -78,14 +78,14 @@ std::string held_back_text(int64_t num_channels) {
 
 void for_each_layer(const SteppedLayers& layers, const std::function<void(LayerState&, const PassOptions&)>& change) {
   for (const SteppedLayer& layer : layers.layers) {
-    throw_if_interrupted();
+    runtime::throw_if_interrupted();
     const auto start = std::chrono::steady_clock::now();
     try {
       change(*layer.state, *layer.options);
     } catch (const std::invalid_argument& error) {
       throw std::invalid_argument(layer.state->plan->linear.name + ": " + error.what());
     }
-    layer.state->record.seconds += seconds_since(start);
+    layer.state->record.seconds += runtime::seconds_since(start);
   }
 }
 
@@ -93,16 +93,17 @@ at::Tensor absmax(const LayerStatistics& statistics) {
   return at::maximum(statistics.max_I, statistics.min_I.neg()).contiguous();
 }
 
-InputFormat resolved_input(const InputFormat& wanted, const LayerStatistics& statistics, DType scale_dtype) {
-  if (wanted.is_plain() || wanted.range != InputRange::static_) return wanted;
+runtime::InputFormat resolved_input(const runtime::InputFormat& wanted, const LayerStatistics& statistics,
+                                    runtime::DType scale_dtype) {
+  if (wanted.is_plain() || wanted.range != runtime::InputRange::static_) return wanted;
   if (!statistics.min_I.defined()) throw std::invalid_argument("a static range needs calibration statistics");
-  InputFormat format = wanted;
-  const InputExtremes extremes{std::min(0.0f, statistics.min_I.min().item<float>()),
-                               std::max(0.0f, statistics.max_I.max().item<float>())};
-  format.range = InputRange::token;
-  const InputGrid grid = input_grid(format, extremes);
-  format.range = InputRange::static_;
-  format.scale = round_to(grid.scale, scale_dtype);
+  runtime::InputFormat format = wanted;
+  const runtime::InputExtremes extremes{std::min(0.0f, statistics.min_I.min().item<float>()),
+                                        std::max(0.0f, statistics.max_I.max().item<float>())};
+  format.range = runtime::InputRange::token;
+  const runtime::InputGrid grid = runtime::input_grid(format, extremes);
+  format.range = runtime::InputRange::static_;
+  format.scale = runtime::round_to(grid.scale, scale_dtype);
   if (!format.symmetric) {
     format.zero = static_cast<int>(std::rint(std::clamp(-128.0f - extremes.low / format.scale, -128.0f, 127.0f)));
   }
@@ -110,22 +111,22 @@ InputFormat resolved_input(const InputFormat& wanted, const LayerStatistics& sta
 }
 
 float shared_tensor_scale(const SteppedLayers& layers) {
-  const WeightCode* code = nullptr;
+  const runtime::WeightCode* code = nullptr;
   float absmax = 0.0f;
   for (const SteppedLayer& layer : layers.layers) {
-    const GridOptions* const grid = layer.options->grid();
+    const quant::GridOptions* const grid = layer.options->grid();
     if (grid == nullptr || !grid->code->has_tensor_scale) continue;
     code = grid->code;
-    absmax = std::max(absmax, largest_magnitude(layer.state->weight_OI.contiguous()));
+    absmax = std::max(absmax, quant::largest_magnitude(layer.state->weight_OI.contiguous()));
   }
-  return code == nullptr ? 0.0f : tensor_scale_for(*code, absmax);
+  return code == nullptr ? 0.0f : quant::tensor_scale_for(*code, absmax);
 }
 
-StoredLinear stored_linear(const StageState& stage, const LayerState& layer) {
-  StoredLinear linear;
+runtime::StoredLinear stored_linear(const StageState& stage, const LayerState& layer) {
+  runtime::StoredLinear linear;
   linear.input = stage.input;
   linear.input_scale_dtype = stage.input_scale_dtype;
-  if (const auto* quantized = std::get_if<QuantizedWeight>(&layer.stored)) {
+  if (const auto* quantized = std::get_if<runtime::QuantizedWeight>(&layer.stored)) {
     linear.weight = *quantized;
     linear.outlier_weight_OJ = layer.outlier_weight_OJ;
     return linear;
@@ -136,7 +137,7 @@ StoredLinear stored_linear(const StageState& stage, const LayerState& layer) {
 }
 
 void use_stored_weight(const StageState& stage, LayerState& layer) {
-  std::vector<float> values = effective_weight(stored_linear(stage, layer));
+  std::vector<float> values = runtime::effective_weight(stored_linear(stage, layer));
   layer.weight_OI = at::from_blob(values.data(), layer.target_OI.sizes(), at::kFloat).clone();
 }
 
@@ -151,21 +152,22 @@ void measure_error(const at::Tensor& importance_I, LayerState& layer) {
 }
 
 void measure_error_with_hessian(const at::Tensor& hessian_II, LayerState& layer) {
-  const double signal = trace_error(layer.target_OI, at::zeros_like(layer.target_OI), hessian_II);
+  const double signal = quant::trace_error(layer.target_OI, at::zeros_like(layer.target_OI), hessian_II);
   layer.record.error_measure = "hessian";
-  layer.record.relative_error = signal > 0.0 ? trace_error(layer.target_OI, layer.weight_OI, hessian_II) / signal : 0.0;
+  layer.record.relative_error =
+      signal > 0.0 ? quant::trace_error(layer.target_OI, layer.weight_OI, hessian_II) / signal : 0.0;
 }
 
-void refine_layer(StageState& stage, const RefineOptions& options, LayerState& layer) {
+void refine_layer(StageState& stage, const quant::RefineOptions& options, LayerState& layer) {
   const at::Tensor& hessian_II = stage.statistics.hessian_II;
-  RefineResult refined =
-      refine(layer.target_OI, std::get<QuantizedWeight>(layer.stored), hessian_II, options, kept_of(layer));
+  quant::RefineResult refined = quant::refine(layer.target_OI, std::get<runtime::QuantizedWeight>(layer.stored),
+                                              hessian_II, options, kept_of(layer));
   layer.stored = std::move(refined.weight);
   use_stored_weight(stage, layer);
-  const double signal = trace_error(layer.target_OI, at::zeros_like(layer.target_OI), hessian_II);
+  const double signal = quant::trace_error(layer.target_OI, at::zeros_like(layer.target_OI), hessian_II);
   layer.record.error_measure = "hessian";
   layer.record.error_before_refinement = signal > 0.0 ? refined.trace_before / signal : 0.0;
   layer.record.relative_error = signal > 0.0 ? refined.trace_after / signal : 0.0;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

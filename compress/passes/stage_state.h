@@ -17,12 +17,12 @@
 #include "quant/gptq.h"
 #include "quant/scale_bounds.h"
 
-namespace pare {
+namespace pare::compress {
 
 // The weights that are kept. All others are zero and stay so.
 struct Sparsity {
-  SparsePattern pattern;   // dense: unstructured
-  at::Tensor kept_OI;      // bool
+  runtime::SparsePattern pattern;  // dense: unstructured
+  at::Tensor kept_OI;              // bool
   bool of_source = false;  // the zeros are the source's; a pass that prunes keeps only some of the remaining weights
 };
 
@@ -30,7 +30,7 @@ struct Sparsity {
 // values weight_OI then holds, or as codes.
 struct UnchangedWeight {};
 struct OwnedWeight {};
-using StoredWeight = std::variant<UnchangedWeight, OwnedWeight, QuantizedWeight>;
+using StoredWeight = std::variant<UnchangedWeight, OwnedWeight, runtime::QuantizedWeight>;
 
 struct LayerState {
   const LayerPlan* plan = nullptr;
@@ -46,26 +46,26 @@ struct LayerState {
 };
 
 struct StageState {
-  Stage stage = Stage::attention_input;
+  runtime::Stage stage = runtime::Stage::attention_input;
   LayerStatistics statistics;
   std::vector<LayerState> layers;
   // The input: how it is rounded, the type of a fixed range's scale, and what went other than planned.
-  InputFormat input = {};
-  DType input_scale_dtype = DType::BF16;
+  runtime::InputFormat input = {};
+  runtime::DType input_scale_dtype = runtime::DType::BF16;
   std::string input_event = {};
   // For each channel i of the input, the index of what divides it. Channels of equal index must have equal scales.
   // Empty: each channel has its own. scales_are_powers_of_two: what divides them can hold only powers of two.
   std::vector<int64_t> producer_I = {};
   bool scales_are_powers_of_two = false;
-  ScaleBounds scale_bounds = {};  // scales within them divide the producer's values exactly
+  quant::ScaleBounds scale_bounds = {};  // scales within them divide the producer's values exactly
 
   // Returns whether calibration sent no token here (to an expert). Then its statistics say nothing.
   bool is_unseen() const { return statistics.min_I.defined() && statistics.num_tokens == 0; }
   // Returns the factor of H, made once for all layers and passes with the same damping and order. columns_together is
   // as in factorize. Throws UnusableInput, with the first layer's name, for a matrix that is no Hessian.
-  const GptqFactor& factor(const GptqOptions& options, int64_t columns_together = 1);
+  const quant::GptqFactor& factor(const quant::GptqOptions& options, int64_t columns_together = 1);
   // Returns H in normalized columns, likewise.
-  const NormalizedHessian& normalized(double damping);
+  const prune::NormalizedHessian& normalized(double damping);
   // Must be called after the statistics have changed.
   void forget_factor() {
     factor_.reset();
@@ -73,8 +73,8 @@ struct StageState {
   }
 
  private:
-  std::optional<GptqFactor> factor_;
-  std::optional<NormalizedHessian> normalized_;
+  std::optional<quant::GptqFactor> factor_;
+  std::optional<prune::NormalizedHessian> normalized_;
   double normalized_damping_ = 0.0;
 };
 
@@ -110,7 +110,8 @@ const Options& shared_options(const SteppedLayers& layers) {
 // Returns the input's format completed with what calibration knows: the scale of a fixed range, rounded to scale_dtype,
 // and the zero that follows from it. Formats that need no range accept statistics without ranges. Throws
 // std::invalid_argument for formats that do need one.
-InputFormat resolved_input(const InputFormat& format, const LayerStatistics& statistics, DType scale_dtype);
+runtime::InputFormat resolved_input(const runtime::InputFormat& format, const LayerStatistics& statistics,
+                                    runtime::DType scale_dtype);
 // Returns max|x_i| over all calibration tokens, float32 [I].
 at::Tensor absmax(const LayerStatistics& statistics);
 
@@ -119,14 +120,14 @@ at::Tensor absmax(const LayerStatistics& statistics);
 float shared_tensor_scale(const SteppedLayers& layers);
 
 // Returns the layer as it is stored, with the stage's input.
-StoredLinear stored_linear(const StageState& stage, const LayerState& layer);
+runtime::StoredLinear stored_linear(const StageState& stage, const LayerState& layer);
 // Returns the layer's mask, bool [O, I], or undefined where all are kept.
 at::Tensor kept_of(const LayerState& layer);
 // Returns whether a pass has pruned the layer.
 bool is_pruned_by_pass(const LayerState& layer);
 // Adds lines about a sweep that went other than planned. `fallback` describes what was done instead where no damping
 // helped.
-void list_events(const GptqEvents& events, double damping, const std::string& fallback,
+void list_events(const quant::GptqEvents& events, double damping, const std::string& fallback,
                  std::vector<std::string>& lines);
 // Sets weight_OI to the values that `stored` stands for.
 void use_stored_weight(const StageState& stage, LayerState& layer);
@@ -137,6 +138,6 @@ void measure_error(const at::Tensor& importance_I, LayerState& layer);
 // Does the same with the whole of H: tr(E H E^T) / tr(T H T^T).
 void measure_error_with_hessian(const at::Tensor& hessian_II, LayerState& layer);
 // Refines a layer's codes, scales and zeros, and measures the error afterwards.
-void refine_layer(StageState& stage, const RefineOptions& options, LayerState& layer);
+void refine_layer(StageState& stage, const quant::RefineOptions& options, LayerState& layer);
 
-}  // namespace pare
+}  // namespace pare::compress

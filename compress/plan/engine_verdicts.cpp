@@ -7,7 +7,7 @@
 
 #include "runtime/containers/container_table.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 constexpr std::string_view kTransformersRelease = "transformers 5.17 with compressed-tensors 0.19";
@@ -21,11 +21,11 @@ bool has_scheme(const LayerPlan& layer) {
 
 // Returns whether the layers of a stage share a scheme, as engines need that fuse them into one (q, k and v; gate and
 // up).
-bool stage_is_uniform(const std::vector<LayerPlan>& layers, Stage stage) {
-  std::optional<std::optional<PackScheme>> first;
+bool stage_is_uniform(const std::vector<LayerPlan>& layers, runtime::Stage stage) {
+  std::optional<std::optional<runtime::PackScheme>> first;
   for (const LayerPlan& layer : layers) {
     if (layer.stage != stage) continue;
-    const std::optional<PackScheme> scheme = has_scheme(layer) ? std::optional(layer.scheme) : std::nullopt;
+    const std::optional<runtime::PackScheme> scheme = has_scheme(layer) ? std::optional(layer.scheme) : std::nullopt;
     if (!first) first = scheme;
     if (*first != scheme) return false;
   }
@@ -47,26 +47,27 @@ class Reasons {
 };
 
 // Follows get_moe_method of compressed_tensors_moe.py. An empty text means that the experts are read.
-std::string unread_experts_of_vllm(const PackScheme& scheme) {
-  const InputFormat& input = scheme.input;
+std::string unread_experts_of_vllm(const runtime::PackScheme& scheme) {
+  const runtime::InputFormat& input = scheme.input;
   const bool is_float = !scheme.is_dense() && !scheme.is_integer();
   if (is_float && scheme.code->block != 0)
     return "experts in " + std::string(scheme.code->name) + " codes are not read";
   if (is_float) return input.is_plain() ? "FP8 experts without rounded inputs are not read" : "";
   if (input.is_plain()) return scheme.bits == 4 || scheme.bits == 8 ? "" : "experts are read only with 4 or 8 bits";
-  const bool is_w8 = scheme.bits == 8 && scheme.group_size == kPerChannel;
-  if (input.range == InputRange::token && scheme.symmetric && (is_w8 || scheme.bits == 4)) return "";
+  const bool is_w8 = scheme.bits == 8 && scheme.group_size == runtime::kPerChannel;
+  if (input.range == runtime::InputRange::token && scheme.symmetric && (is_w8 || scheme.bits == 4)) return "";
   return "rounded inputs of experts are read only as int8 per token, with symmetric weights of 4 bits, or of 8 per "
          "channel";
 }
 
 // transformers holds all experts of a block as one tensor, and reads them with one config group for the whole model
 // (integrations/compressed_tensors.py: DecompressExperts). vLLM runs them as one.
-void judge_experts(const RunPlan& plan, const std::vector<PackScheme>& schemes, Reasons& transformers, Reasons& vllm) {
+void judge_experts(const RunPlan& plan, const std::vector<runtime::PackScheme>& schemes, Reasons& transformers,
+                   Reasons& vllm) {
   for (const auto& layers : plan.blocks) {
     const LayerPlan* first = nullptr;
     for (const LayerPlan& layer : layers) {
-      if (layer.stage.expert == Stage::kNoExpert) continue;
+      if (layer.stage.expert == runtime::Stage::kNoExpert) continue;
       if (first == nullptr) first = &layer;
       if (has_scheme(layer) != has_scheme(*first)) {
         for (Reasons* reasons : {&transformers, &vllm}) reasons->add("only some experts of a block are compressed");
@@ -76,8 +77,8 @@ void judge_experts(const RunPlan& plan, const std::vector<PackScheme>& schemes, 
       if (!has_scheme(layer)) continue;
       if (schemes.size() > 1) transformers.add("experts are read with only one scheme, and there are several");
       if (!layer.scheme.symmetric) transformers.add("zero points of experts are not read");
-      const ContainerFormat& container = container_format(layer.scheme.container);
-      for (const std::string& reason : container.unread_by(Engine::transformers_experts, layer.scheme)) {
+      const runtime::ContainerFormat& container = runtime::container_format(layer.scheme.container);
+      for (const std::string& reason : container.unread_by(runtime::Engine::transformers_experts, layer.scheme)) {
         transformers.add(reason);
       }
       vllm.add(unread_experts_of_vllm(layer.scheme));
@@ -89,16 +90,17 @@ void judge_experts(const RunPlan& plan, const std::vector<PackScheme>& schemes, 
 // The verdict on one engine while the layers are visited.
 struct Judgement {
   std::string_view release;
-  Engine engine = Engine::transformers;
+  runtime::Engine engine = runtime::Engine::transformers;
   Reasons against = {}, restrictions = {};
 
-  void add(const ContainerFormat& container, const PackScheme& scheme) {
+  void add(const runtime::ContainerFormat& container, const runtime::PackScheme& scheme) {
     for (const std::string& reason : container.unread_by(engine, scheme)) against.add(reason);
     const bool rounds_inputs = !scheme.input.is_plain();
-    if (engine == Engine::llama_cpp && rounds_inputs) restrictions.add("only weights are read: no input is rounded");
+    if (engine == runtime::Engine::llama_cpp && rounds_inputs)
+      restrictions.add("only weights are read: no input is rounded");
     for (const std::string& reason : container.read_only(engine, scheme)) restrictions.add(reason);
     // See vLLM's kernels/linear: W8A8 and FP8 have kernels of their own.
-    if (engine != Engine::vllm || !scheme.is_integer() || scheme.layout != CodeLayout::packed) return;
+    if (engine != runtime::Engine::vllm || !scheme.is_integer() || scheme.layout != runtime::CodeLayout::packed) return;
     if (!container.runs_on_marlin(scheme)) {
       restrictions.add(std::to_string(scheme.bits) + " bits" + (scheme.symmetric ? "" : " asymmetric") +
                        ": only by its Humming kernels, on NVIDIA's GPUs");
@@ -114,22 +116,22 @@ struct Judgement {
 
 }  // namespace
 
-std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const ModelDescription& model) {
-  Judgement transformers{kTransformersRelease, Engine::transformers};
-  Judgement vllm{kVllmRelease, Engine::vllm}, converter{kConverterRelease, Engine::llama_cpp};
-  std::vector<PackScheme> schemes;  // each becomes a config group
+std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const runtime::ModelDescription& model) {
+  Judgement transformers{kTransformersRelease, runtime::Engine::transformers};
+  Judgement vllm{kVllmRelease, runtime::Engine::vllm}, converter{kConverterRelease, runtime::Engine::llama_cpp};
+  std::vector<runtime::PackScheme> schemes;  // each becomes a config group
   for (size_t b = 0; b < plan.blocks.size(); ++b) {
     const std::vector<LayerPlan>& layers = plan.blocks[b];
-    for (const Stage stage : block_stages(model.blocks[b])) {
+    for (const runtime::Stage stage : runtime::block_stages(model.blocks[b])) {
       if (!stage_is_uniform(layers, stage)) {
-        vllm.against.add(std::string(stage == Stage::attention_input ? "q, k, v" : "gate, up") +
+        vllm.against.add(std::string(stage == runtime::Stage::attention_input ? "q, k, v" : "gate, up") +
                          " have different schemes, but are fused");
       }
     }
     for (const LayerPlan& layer : layers) {
       if (!has_scheme(layer)) continue;
       if (std::find(schemes.begin(), schemes.end(), layer.scheme) == schemes.end()) schemes.push_back(layer.scheme);
-      const ContainerFormat& container = container_format(layer.scheme.container);
+      const runtime::ContainerFormat& container = runtime::container_format(layer.scheme.container);
       for (Judgement* const engine : {&transformers, &vllm, &converter}) engine->add(container, layer.scheme);
     }
   }
@@ -145,13 +147,13 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const ModelDescrip
 }
 
 std::vector<EngineVerdict> judge_encoder_engines(const RunPlan& plan) {
-  Judgement transformers{kTransformersRelease, Engine::transformers_encoders};
+  Judgement transformers{kTransformersRelease, runtime::Engine::transformers_encoders};
   for (const auto& layers : plan.blocks) {
     for (const LayerPlan& layer : layers) {
-      if (has_scheme(layer)) transformers.add(container_format(layer.scheme.container), layer.scheme);
+      if (has_scheme(layer)) transformers.add(runtime::container_format(layer.scheme.container), layer.scheme);
     }
   }
   return {{"pare", true, {}}, transformers.verdict()};
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -6,7 +6,7 @@
 
 #include "compress/plan/plan.h"
 
-namespace pare {
+namespace pare::compress {
 
 struct EngineVerdict {
   std::string engine;
@@ -16,8 +16,8 @@ struct EngineVerdict {
 
 // Judges a decoder for this runtime, transformers, vLLM and llama.cpp's converter. The rules are those of the releases
 // named in engine_verdicts.cpp.
-std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const ModelDescription& model);
+std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const runtime::ModelDescription& model);
 // Judges an encoder for this runtime and transformers.
 std::vector<EngineVerdict> judge_encoder_engines(const RunPlan& plan);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -8,7 +8,7 @@
 #include "compress/recipe/reconstruct_pass.h"
 #include "runtime/containers/container_table.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 std::string joined(const std::set<std::string>& names) {
@@ -25,7 +25,7 @@ std::string pattern_of_experts(const std::string& gate) {
 }
 
 // Returns whether the stage's input can be scaled before it is rounded.
-bool takes_scaling(const PassRecipe& scaling, size_t pass, const std::vector<LayerPlan>& layers, Stage stage) {
+bool takes_scaling(const PassRecipe& scaling, size_t pass, const std::vector<LayerPlan>& layers, runtime::Stage stage) {
   // A fold needs all linears that read the input.
   for (const LayerPlan& layer : layers) {
     if (layer.stage != stage) continue;
@@ -35,7 +35,7 @@ bool takes_scaling(const PassRecipe& scaling, size_t pass, const std::vector<Lay
     if (!has_step || rounding == nullptr) return false;
     if (!scaling.options->why_not_before(*rounding->options, rounding->row->key).empty()) return false;
   }
-  if (!folds_into_linear(stage)) return true;
+  if (!runtime::folds_into_linear(stage)) return true;
   // A producer with one scale for all its rows takes no fold. It is compressed by the same recipe.
   return std::none_of(layers.begin(), layers.end(),
                       [&](const LayerPlan& layer) { return layer.stage == stage && layer.scheme.per_tensor; });
@@ -43,7 +43,7 @@ bool takes_scaling(const PassRecipe& scaling, size_t pass, const std::vector<Lay
 
 // Refuses a mask that a rounding chooses (gptq's `prune`) after the search of scales. The search would weigh weights
 // that are pruned later.
-void check_mask_is_known(const PassRecipe& scaling, Stage stage, const std::vector<LayerPlan>& layers) {
+void check_mask_is_known(const PassRecipe& scaling, runtime::Stage stage, const std::vector<LayerPlan>& layers) {
   for (const LayerPlan& layer : layers) {
     if (layer.stage != stage) continue;
     const Step* const rounding = layer.find_step(PassKind::rounds);
@@ -56,12 +56,12 @@ void check_mask_is_known(const PassRecipe& scaling, Stage stage, const std::vect
 }
 
 // Removes the scaling step from the stages whose input it cannot scale. Returns whether any stage is left.
-bool keep_scaled_stages(const PassRecipe& scaling, size_t pass, const BlockDescription& block,
+bool keep_scaled_stages(const PassRecipe& scaling, size_t pass, const runtime::BlockDescription& block,
                         std::vector<LayerPlan>& layers) {
   bool scales_any = false;
-  for (const Stage stage : block_stages(block)) {
+  for (const runtime::Stage stage : runtime::block_stages(block)) {
     if (takes_scaling(scaling, pass, layers, stage)) {
-      if (stage.kind == Stage::feed_forward_input && block.is_mixture()) {
+      if (stage.kind == runtime::Stage::feed_forward_input && block.is_mixture()) {
         const std::string name(scaling.row->key), &gate = block.experts.front().gate.name;
         refuse_recipe(name + ": " + stage_layers(block, stage).front().name +
                       " reads what all experts and their router read, and that is not scaled: give " + name +
@@ -78,7 +78,8 @@ bool keep_scaled_stages(const PassRecipe& scaling, size_t pass, const BlockDescr
   return scales_any;
 }
 
-std::vector<Step> plan_steps(const Recipe& recipe, const LinearDescription& linear, DType scale_dtype) {
+std::vector<Step> plan_steps(const Recipe& recipe, const runtime::LinearDescription& linear,
+                             runtime::DType scale_dtype) {
   std::vector<Step> steps;
   for (size_t p = 0; p < recipe.passes.size(); ++p) {
     const std::shared_ptr<PassOptions> options =
@@ -141,8 +142,8 @@ void keep_reconstructed_layers(const Recipe& recipe, RunPlan& plan) {
 
 // Appends a block to the plan with what the recipe does to its layers. `model_dtype` is the type that the model is
 // stored in.
-void plan_block(const Recipe& recipe, DType model_dtype, std::vector<LayerPlan> layers, RunPlan& plan) {
-  const DType scale_dtype = container_format(recipe.container).scale_dtype(model_dtype);
+void plan_block(const Recipe& recipe, runtime::DType model_dtype, std::vector<LayerPlan> layers, RunPlan& plan) {
+  const runtime::DType scale_dtype = runtime::container_format(recipe.container).scale_dtype(model_dtype);
   for (LayerPlan& layer : layers) {
     layer.steps = plan_steps(recipe, layer.linear, scale_dtype);
     if (!layer.is_compressed()) {
@@ -169,7 +170,7 @@ bool asks_for_fit(const LayerPlan& layer) {
 void note_unfitted_experts(RunPlan& plan) {
   for (const auto& layers : plan.blocks) {
     for (const LayerPlan& layer : layers) {
-      if (layer.stage.expert == Stage::kNoExpert || !asks_for_fit(layer)) continue;
+      if (layer.stage.expert == runtime::Stage::kNoExpert || !asks_for_fit(layer)) continue;
       plan.events.push_back("fit: experts are not fitted to the original model (S = 0), such as " + layer.linear.name);
       return;
     }
@@ -179,7 +180,7 @@ void note_unfitted_experts(RunPlan& plan) {
 // Moves layers and tables that leave the choice to the recipe to the container that a pass has chosen for its own
 // layers, if that container holds them.
 void share_container(const Recipe& recipe, RunPlan& plan) {
-  const ContainerFormat* chosen = nullptr;
+  const runtime::ContainerFormat* chosen = nullptr;
   const auto for_stored = [&](const auto& visit) {
     for (auto& layers : plan.blocks) {
       for (LayerPlan& layer : layers) {
@@ -188,44 +189,44 @@ void share_container(const Recipe& recipe, RunPlan& plan) {
     }
   };
   for_stored([&](const LayerPlan& layer) {
-    if (layer.scheme.container != recipe.container) chosen = &container_format(layer.scheme.container);
+    if (layer.scheme.container != recipe.container) chosen = &runtime::container_format(layer.scheme.container);
   });
   if (chosen == nullptr) return;
   for_stored([&](LayerPlan& layer) {
-    const PackScheme moved = chosen->adapted(layer.scheme);
+    const runtime::PackScheme moved = chosen->adapted(layer.scheme);
     if (chosen->accepts(moved, layer.linear.num_out, layer.linear.num_in)) layer.scheme = moved;
   });
   for (TablePlan& table : plan.tables) {
-    const PackScheme moved = chosen->adapted(table.scheme);
+    const runtime::PackScheme moved = chosen->adapted(table.scheme);
     if (chosen->accepts(moved, table.linear.num_out, table.linear.num_in)) table.scheme = moved;
   }
 }
 
-void plan_head(const Recipe& recipe, const Checkpoint& checkpoint, RunPlan& plan) {
-  const ModelDescription& model = checkpoint.description();
+void plan_head(const Recipe& recipe, const runtime::Checkpoint& checkpoint, RunPlan& plan) {
+  const runtime::ModelDescription& model = checkpoint.description();
   if (!recipe.head || model.tied_head) plan.unquantized.push_back(model.head.name);
   if (!recipe.head) return;
   const PassRecipe* rounding = find_pass(recipe, PassKind::rounds);
-  PackScheme scheme{.container = recipe.container};
+  runtime::PackScheme scheme{.container = recipe.container};
   if (rounding != nullptr) rounding->options->store(scheme);
-  const ContainerFormat& container = container_format(scheme.container);
-  if (const StoredModule table{checkpoint.embedding().name, container.adapted(scheme), false};
+  const runtime::ContainerFormat& container = runtime::container_format(scheme.container);
+  if (const runtime::StoredModule table{checkpoint.embedding().name, container.adapted(scheme), false};
       !container.accepts_together({&table, 1})) {
     refuse_recipe("head: a quantized embedding or head cannot be stored in the container " +
                   (scheme.container == recipe.container ? scheme.container : "of " + std::string(rounding->row->key)) +
                   ": leave it out");
   }
-  GridOptions grid;
+  quant::GridOptions grid;
   grid.bits = recipe.head->bits;
   grid.group_size = recipe.head->group_size;
-  grid.scales = ScaleSearch::squared_error;
+  grid.scales = quant::ScaleSearch::squared_error;
   grid.scale_dtype = container.scale_dtype(model.dtype);
-  if (grid.group_size != kPerChannel && model.hidden_size % grid.group_size != 0) {
+  if (grid.group_size != runtime::kPerChannel && model.hidden_size % grid.group_size != 0) {
     refuse_recipe("head: group size " + std::to_string(grid.group_size) + " does not divide the model's width " +
                   std::to_string(model.hidden_size) + "; leave it out for one scale per channel");
   }
-  PackScheme stored{.bits = grid.bits, .group_size = grid.group_size};
-  stored = container_format(recipe.container).adapted(stored);
+  runtime::PackScheme stored{.bits = grid.bits, .group_size = grid.group_size};
+  stored = runtime::container_format(recipe.container).adapted(stored);
   plan.tables.push_back({checkpoint.embedding(), false, grid, stored});
   if (!model.tied_head) plan.tables.push_back({model.head, true, grid, stored});
 }
@@ -244,9 +245,9 @@ const PassOptions* LayerPlan::step(PassKind kind) const {
   return found == nullptr ? nullptr : found->options.get();
 }
 
-InputFormat LayerPlan::input() const {
+runtime::InputFormat LayerPlan::input() const {
   const PassOptions* rounding = step(PassKind::rounds);
-  return rounding == nullptr || rounding->input() == nullptr ? InputFormat{} : *rounding->input();
+  return rounding == nullptr || rounding->input() == nullptr ? runtime::InputFormat{} : *rounding->input();
 }
 
 StatisticsNeed LayerPlan::need() const {
@@ -255,11 +256,11 @@ StatisticsNeed LayerPlan::need() const {
   return fit() == nullptr ? std::min(need, StatisticsNeed::hessian) : need;
 }
 
-const FitOptions* LayerPlan::fit() const {
-  if (stage.expert != Stage::kNoExpert) return nullptr;
-  const FitOptions* found = nullptr;
+const quant::FitOptions* LayerPlan::fit() const {
+  if (stage.expert != runtime::Stage::kNoExpert) return nullptr;
+  const quant::FitOptions* found = nullptr;
   for (const Step& step : steps) {
-    const FitOptions* const own = step.options->fit();
+    const quant::FitOptions* const own = step.options->fit();
     if (own == nullptr) continue;
     if (!own->fit && own->is_asked) return nullptr;
     if (own->fit && (found == nullptr || own->is_asked)) found = own;
@@ -267,14 +268,14 @@ const FitOptions* LayerPlan::fit() const {
   return found;
 }
 
-StatisticsNeed RunPlan::need(int64_t block, Stage stage) const {
+StatisticsNeed RunPlan::need(int64_t block, runtime::Stage stage) const {
   if (takes_all_statistics) return StatisticsNeed::hessian;
   StatisticsNeed need = StatisticsNeed::none;
   for (const LayerPlan* layer : stage_layers(block, stage)) need = std::max(need, layer->need());
   return need;
 }
 
-std::vector<const LayerPlan*> RunPlan::stage_layers(int64_t block, Stage stage) const {
+std::vector<const LayerPlan*> RunPlan::stage_layers(int64_t block, runtime::Stage stage) const {
   std::vector<const LayerPlan*> found;
   for (const LayerPlan& layer : blocks[static_cast<size_t>(block)]) {
     if (layer.stage == stage && layer.is_compressed()) found.push_back(&layer);
@@ -328,7 +329,7 @@ bool RunPlan::walks_before() const {
     return std::any_of(layers.begin(), layers.end(), [](const LayerPlan& layer) {
       return std::any_of(layer.steps.begin(), layer.steps.end(), [](const Step& step) {
         const std::optional<SharedRatio> shared = step.options->shared_ratio();
-        return shared && shared->allocation == Allocation::owl;
+        return shared && shared->allocation == prune::Allocation::owl;
       });
     });
   });
@@ -348,9 +349,9 @@ void leave_out_default_fit(RunPlan& plan) {
 }
 
 // Names the containers that hold such a weight, for those who asked for another one; empty: none does.
-std::string containers_that_hold(const PackScheme& scheme, const LinearDescription& linear) {
+std::string containers_that_hold(const runtime::PackScheme& scheme, const runtime::LinearDescription& linear) {
   std::string names;
-  for (const ContainerFormat* format : container_formats()) {
+  for (const runtime::ContainerFormat* format : runtime::container_formats()) {
     if (!format->accepts(format->adapted(scheme), linear.num_out, linear.num_in)) continue;
     names += (names.empty() ? "" : " or ") + ("'container: " + std::string(format->name()) + "'");
   }
@@ -358,13 +359,14 @@ std::string containers_that_hold(const PackScheme& scheme, const LinearDescripti
 }
 
 void plan_storage(const std::string& container, LayerPlan& layer) {
-  PackScheme scheme = dense_scheme();
+  runtime::PackScheme scheme = runtime::dense_scheme();
   scheme.container = container;
   for (const Step& step : layer.steps) step.options->store(scheme);
-  const ContainerFormat& format = container_format(scheme.container);
+  const runtime::ContainerFormat& format = runtime::container_format(scheme.container);
   layer.scheme = format.adapted(scheme);
   if (layer.scheme.is_plain()) return;  // a tensor like any other
-  if (const Acceptance accepted = format.accepts(layer.scheme, layer.linear.num_out, layer.linear.num_in); !accepted) {
+  if (const runtime::Acceptance accepted = format.accepts(layer.scheme, layer.linear.num_out, layer.linear.num_in);
+      !accepted) {
     std::string others;  // the containers' own advice is for integers
     if (!scheme.is_dense() && !scheme.is_integer()) others = containers_that_hold(scheme, layer.linear);
     refuse_recipe("container " + std::string(format.name()) + ": " + layer.linear.name + ": " + accepted.reason +
@@ -372,14 +374,14 @@ void plan_storage(const std::string& container, LayerPlan& layer) {
   }
 }
 
-void check_not_quantized(const Checkpoint& checkpoint) {
+void check_not_quantized(const runtime::Checkpoint& checkpoint) {
   if (!checkpoint.is_quantized()) return;
   throw std::invalid_argument("'" + checkpoint.directory().string() +
                               "' is quantized already; start from the original checkpoint (F32, F16 or BF16)");
 }
 
-RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint) {
-  const ModelDescription& model = checkpoint.description();
+RunPlan plan_decoder(const Recipe& recipe, const runtime::Checkpoint& checkpoint) {
+  const runtime::ModelDescription& model = checkpoint.description();
   check_not_quantized(checkpoint);
   check_evaluations(recipe, checkpoint);
   if (recipe.passes.empty() && !recipe.head) {
@@ -389,12 +391,12 @@ RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   RunPlan plan;
   check_mixtures(recipe, model, plan);
   std::vector<std::string> names;
-  for (const LinearDescription& linear : block_linears(model)) names.push_back(linear.name);
+  for (const runtime::LinearDescription& linear : runtime::block_linears(model)) names.push_back(linear.name);
   names.push_back(model.head.name);
   check_pattern_names(recipe, names);
-  for (const BlockDescription& block : model.blocks) {
+  for (const runtime::BlockDescription& block : model.blocks) {
     if (block.router) plan.unquantized.push_back(block.router->name);
-    plan_block(recipe, model.dtype, block_layers(block, block_stages(block)), plan);
+    plan_block(recipe, model.dtype, block_layers(block, runtime::block_stages(block)), plan);
   }
   for (size_t p = 0; p < recipe.passes.size(); ++p) {
     if (recipe.passes[p].options->kind() != PassKind::scales_inputs) continue;
@@ -421,20 +423,20 @@ RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   return plan;
 }
 
-RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint) {
-  const EncoderDescription& model = checkpoint.encoder();
+RunPlan plan_encoder(const Recipe& recipe, const runtime::Checkpoint& checkpoint) {
+  const runtime::EncoderDescription& model = checkpoint.encoder();
   check_not_quantized(checkpoint);
   refuse_what_encoders_lack(recipe, model);
   check_evaluations(recipe, checkpoint);
   check_packing(recipe);
   RunPlan plan;
   std::vector<std::string> names;
-  for (const EncoderBlockDescription& block : model.blocks) {
-    for (const LayerPlan& layer : block_layers(block, kStages)) names.push_back(layer.linear.name);
+  for (const runtime::EncoderBlockDescription& block : model.blocks) {
+    for (const LayerPlan& layer : block_layers(block, runtime::kStages)) names.push_back(layer.linear.name);
   }
   check_pattern_names(recipe, names);
-  for (const EncoderBlockDescription& block : model.blocks) {
-    plan_block(recipe, model.dtype, block_layers(block, kStages), plan);
+  for (const runtime::EncoderBlockDescription& block : model.blocks) {
+    plan_block(recipe, model.dtype, block_layers(block, runtime::kStages), plan);
   }
   leave_out_default_fit(plan);
   if (plan.fits()) {
@@ -450,12 +452,13 @@ RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   return plan;
 }
 
-RunPlan plan_statistics(const ModelDescription& model) {
+RunPlan plan_statistics(const runtime::ModelDescription& model) {
   RunPlan plan;
   plan.needs_calibration = true;
   plan.takes_all_statistics = true;
-  for (const BlockDescription& block : model.blocks) plan.blocks.push_back(block_layers(block, block_stages(block)));
+  for (const runtime::BlockDescription& block : model.blocks)
+    plan.blocks.push_back(block_layers(block, runtime::block_stages(block)));
   return plan;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -12,37 +12,37 @@
 #include "runtime/model/checkpoint.h"
 #include "runtime/model/stage.h"
 
-namespace pare {
+namespace pare::compress {
 
 // The steps of one linear, and the form in which the result is stored.
 struct LayerPlan {
-  LinearDescription linear;
-  Stage stage = Stage::attention_input;
-  size_t index = 0;              // among the stage's layers
-  std::vector<Step> steps = {};  // in order; none: the layer is left alone
-  PackScheme scheme = {};        // the form of the result; its container holds it
+  runtime::LinearDescription linear;
+  runtime::Stage stage = runtime::Stage::attention_input;
+  size_t index = 0;                 // among the stage's layers
+  std::vector<Step> steps = {};     // in order; none: the layer is left alone
+  runtime::PackScheme scheme = {};  // the form of the result; its container holds it
   // The pattern of the source's zeros, which stay (dense: unstructured). nullopt: the source has no zeros to keep.
-  std::optional<SparsePattern> kept_zeros = {};
+  std::optional<runtime::SparsePattern> kept_zeros = {};
 
   bool is_compressed() const { return !steps.empty(); }
   // Return the step of that kind, and its options, or null.
   const Step* find_step(PassKind kind) const;
   const PassOptions* step(PassKind kind) const;
   // Returns how the layer's input will be rounded. It is plain where no step rounds it.
-  InputFormat input() const;
+  runtime::InputFormat input() const;
   // Returns how the layer is fitted to the original model, for any of its passes. It is null where the layer is not
   // fitted, also where one of its passes says so. Experts are not fitted: which tokens reach one depends on the model,
   // so there is nothing to compare.
-  const FitOptions* fit() const;
+  const quant::FitOptions* fit() const;
   bool is_reconstructed() const { return step(PassKind::reconstructs) != nullptr; }
   StatisticsNeed need() const;
 };
 
 struct TablePlan {
-  LinearDescription linear;
+  runtime::LinearDescription linear;
   bool is_linear = true;  // false: the embedding
-  GridOptions grid;
-  PackScheme scheme = {};  // the scheme in which it is stored
+  quant::GridOptions grid;
+  runtime::PackScheme scheme = {};  // the scheme in which it is stored
 };
 
 struct RunPlan {
@@ -55,7 +55,7 @@ struct RunPlan {
   // The bytes that the recipe's budget leaves for the blocks' linears (compress/survey/budget.h), where it has one.
   std::optional<int64_t> budget_bytes = {};
 
-  StatisticsNeed need(int64_t block, Stage stage) const;
+  StatisticsNeed need(int64_t block, runtime::Stage stage) const;
   int64_t num_layers() const;  // layers in blocks that are compressed
   bool fits() const;           // true if any layer is fitted to the original model
   bool asks_to_fit() const;    // true if the recipe itself asks for it
@@ -67,15 +67,15 @@ struct RunPlan {
   // Returns whether the walk carries the original model's states as well.
   bool carries_original() const { return fits() || reconstructs(); }
   // Returns the layers of a stage that are compressed.
-  std::vector<const LayerPlan*> stage_layers(int64_t block, Stage stage) const;
+  std::vector<const LayerPlan*> stage_layers(int64_t block, runtime::Stage stage) const;
 };
 
 // Returns the linears of a decoder's or an encoder's block, in the order of its stages, with nothing planned yet.
 template <typename Block>
-std::vector<LayerPlan> block_layers(const Block& block, std::span<const Stage> stages) {
+std::vector<LayerPlan> block_layers(const Block& block, std::span<const runtime::Stage> stages) {
   std::vector<LayerPlan> layers;
-  for (const Stage stage : stages) {
-    const std::vector<LinearDescription> linears = stage_layers(block, stage);
+  for (const runtime::Stage stage : stages) {
+    const std::vector<runtime::LinearDescription> linears = stage_layers(block, stage);
     for (size_t index = 0; index < linears.size(); ++index) {
       layers.push_back({.linear = linears[index], .stage = stage, .index = index});
     }
@@ -95,20 +95,20 @@ void leave_out_default_fit(RunPlan& plan);
 // - evaluations of the other kind of model
 // - nothing to do, and nothing to train
 // - for a mixture of experts, a budget, and scales for an input that its router reads.
-RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint);
+RunPlan plan_decoder(const Recipe& recipe, const runtime::Checkpoint& checkpoint);
 // Plans an encoder's run. It also refuses what has no meaning, or no exact one, for an encoder. These are scaling
 // passes (a norm's output feeds the residual sum as well as the next linears), fitting to the original and
 // reconstruction. They are also head, budget, sensitivity and statistics files.
-RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint);
+RunPlan plan_encoder(const Recipe& recipe, const runtime::Checkpoint& checkpoint);
 
 // Plans pare calibrate: every layer of every block is there and needs all statistics; nothing is compressed.
-RunPlan plan_statistics(const ModelDescription& model);
+RunPlan plan_statistics(const runtime::ModelDescription& model);
 
 // Sets the layer's scheme, which follows from its steps and the container that they or the recipe name. It must be
 // called again when a step's options change.
 void plan_storage(const std::string& container, LayerPlan& layer);
 
 // Throws std::invalid_argument for a source that is quantized already.
-void check_not_quantized(const Checkpoint& checkpoint);
+void check_not_quantized(const runtime::Checkpoint& checkpoint);
 
-}  // namespace pare
+}  // namespace pare::compress

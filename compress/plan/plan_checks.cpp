@@ -6,14 +6,14 @@
 #include "runtime/commands/option_table.h"
 #include "runtime/containers/container_table.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 // Returns whether the pass moves what it stores to the container that packs a pattern.
 bool asks_to_pack(const PassRecipe& pass) {
-  PackScheme scheme = dense_scheme();
+  runtime::PackScheme scheme = runtime::dense_scheme();
   pass.options->store(scheme);
-  return scheme.container == kPareSparse24;
+  return scheme.container == runtime::kPareSparse24;
 }
 
 bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
@@ -22,7 +22,7 @@ bool matches_any(const std::vector<std::string>& patterns, const std::string& na
 }
 
 // Refuses a container that the recipe names and in which nothing is stored.
-void check_container_is_used(const Recipe& recipe, const std::vector<StoredModule>& modules) {
+void check_container_is_used(const Recipe& recipe, const std::vector<runtime::StoredModule>& modules) {
   if (!recipe.asks_for_container) return;
   if (modules.empty()) {
     refuse_recipe(
@@ -30,9 +30,9 @@ void check_container_is_used(const Recipe& recipe, const std::vector<StoredModul
         ": no weight is rounded or packed and no input is rounded, so every tensor is stored as in the source: "
         "leave 'container' out");
   }
-  const StoredModule& first = modules.front();
+  const runtime::StoredModule& first = modules.front();
   if (std::any_of(modules.begin(), modules.end(),
-                  [&](const StoredModule& module) { return module.scheme.container == recipe.container; })) {
+                  [&](const runtime::StoredModule& module) { return module.scheme.container == recipe.container; })) {
     return;
   }
   refuse_recipe("container " + recipe.container + ": what the passes make of " + first.name + " is stored in " +
@@ -45,7 +45,7 @@ void check_container_is_used(const Recipe& recipe, const std::vector<StoredModul
   throw std::invalid_argument("recipe: " + message);
 }
 
-void check_mixtures(const Recipe& recipe, const ModelDescription& model, RunPlan& plan) {
+void check_mixtures(const Recipe& recipe, const runtime::ModelDescription& model, RunPlan& plan) {
   const auto mixture =
       std::find_if(model.blocks.begin(), model.blocks.end(), [](const auto& block) { return block.is_mixture(); });
   if (mixture == model.blocks.end()) {
@@ -72,10 +72,10 @@ void check_inputs_agree(const std::vector<LayerPlan>& layers) {
   for (const LayerPlan& layer : layers) {
     const auto first =
         std::find_if(layers.begin(), layers.end(), [&](const auto& l) { return l.stage == layer.stage; });
-    const InputFormat input = layer.input(), other = first->input();
+    const runtime::InputFormat input = layer.input(), other = first->input();
     if (input == other) continue;
     refuse_recipe(first->linear.name + " and " + layer.linear.name + " read the same input, but one takes it as " +
-                  input_format_name(other) + " and the other as " + input_format_name(input) +
+                  runtime::input_format_name(other) + " and the other as " + runtime::input_format_name(input) +
                   ": exclude both or neither");
   }
 }
@@ -84,8 +84,8 @@ void check_packing(const Recipe& recipe) {
   const auto packing = std::find_if(recipe.passes.begin(), recipe.passes.end(), asks_to_pack);
   if (packing == recipe.passes.end()) return;
   const std::string advice = ": leave 'storage' out of " + std::string(packing->row->key) + ", and zeros are stored";
-  if (recipe.container != kCompressedTensors && recipe.container != kPareSparse24) {
-    refuse_recipe("storage: packed belongs to the container " + std::string(kPareSparse24) +
+  if (recipe.container != runtime::kCompressedTensors && recipe.container != runtime::kPareSparse24) {
+    refuse_recipe("storage: packed belongs to the container " + std::string(runtime::kPareSparse24) +
                   ", found 'container: " + recipe.container + "'" + advice);
   }
   const PassRecipe* const rounding = find_pass(recipe, PassKind::rounds);
@@ -138,7 +138,7 @@ void check_pattern_effects(const Recipe& recipe, const std::vector<std::string>&
 void check_fits_agree(const LayerPlan& layer) {
   std::string_view fitted, unfitted;  // the passes that ask for it, and against it
   for (const Step& step : layer.steps) {
-    const FitOptions* const fit = step.options->fit();
+    const quant::FitOptions* const fit = step.options->fit();
     if (fit != nullptr && fit->is_asked) (fit->fit ? fitted : unfitted) = step.row->key;
   }
   if (fitted.empty() || unfitted.empty()) return;
@@ -153,7 +153,7 @@ void check_calibration(const Recipe& recipe, const RunPlan& plan) {
 }
 
 void check_container(const Recipe& recipe, const RunPlan& plan) {
-  std::vector<StoredModule> modules;
+  std::vector<runtime::StoredModule> modules;
   for (const auto& layers : plan.blocks) {
     for (const LayerPlan& layer : layers) {
       if (!layer.is_compressed() || layer.scheme.is_plain()) continue;
@@ -165,60 +165,61 @@ void check_container(const Recipe& recipe, const RunPlan& plan) {
   }
   check_container_is_used(recipe, modules);
   if (modules.empty()) return;
-  const ContainerFormat& container = container_format(modules.front().scheme.container);
-  if (const Acceptance accepted = container.accepts_together(modules); !accepted) {
+  const runtime::ContainerFormat& container = runtime::container_format(modules.front().scheme.container);
+  if (const runtime::Acceptance accepted = container.accepts_together(modules); !accepted) {
     refuse_recipe("container " + std::string(container.name()) + ": " + accepted.reason);
   }
 }
 
 void check_budget_fits(const Recipe& recipe, const RunPlan& plan) {
   if (!recipe.budget) return;
-  const ContainerFormat& container = container_format(recipe.container);
-  const PackScheme wide = container.adapted({.group_size = kPerChannel}),
-                   narrow = container.adapted({.group_size = 32});
-  if (const StoredModule pair[] = {{"a", wide}, {"b", narrow}}; !container.accepts_together(pair)) {
+  const runtime::ContainerFormat& container = runtime::container_format(recipe.container);
+  const runtime::PackScheme wide = container.adapted({.group_size = runtime::kPerChannel}),
+                            narrow = container.adapted({.group_size = 32});
+  if (const runtime::StoredModule pair[] = {{"a", wide}, {"b", narrow}}; !container.accepts_together(pair)) {
     refuse_recipe("budget: it chooses bits and group size of each stage, and the container " +
                   std::string(container.name()) +
                   " has one group size for all layers: leave 'container' out, or 'budget'");
   }
-  std::vector<StoredModule> modules;
+  std::vector<runtime::StoredModule> modules;
   for (const LayerPlan& layer : plan.blocks.front()) {
     if (!layer.is_compressed()) continue;
     for (const int bits : recipe.budget->allowed) {
-      if (bits == kDenseBits) continue;
-      for (const int64_t group_size : {kPerChannel, int64_t{32}}) {
-        PackScheme scheme = layer.scheme;
+      if (bits == runtime::kDenseBits) continue;
+      for (const int64_t group_size : {runtime::kPerChannel, int64_t{32}}) {
+        runtime::PackScheme scheme = layer.scheme;
         scheme.bits = bits;
         scheme.group_size = group_size;
         scheme = container.adapted(scheme);
-        Acceptance accepted = container.accepts(scheme);
+        runtime::Acceptance accepted = container.accepts(scheme);
         modules.push_back({layer.linear.name, scheme, true});
         if (accepted) accepted = container.accepts_together(modules);
         if (accepted) continue;
         refuse_recipe("budget: it may choose " + std::to_string(bits) + " bits " +
-                      (group_size == kPerChannel ? "per channel" : "in groups") + ", which the container " +
+                      (group_size == runtime::kPerChannel ? "per channel" : "in groups") + ", which the container " +
                       std::string(container.name()) + " does not hold: " + accepted.reason);
       }
     }
   }
 }
 
-void check_evaluations(const Recipe& recipe, const Checkpoint& checkpoint) {
-  const EvaluatedKind kind = checkpoint.is_encoder() ? EvaluatedKind::encoder : EvaluatedKind::decoder;
+void check_evaluations(const Recipe& recipe, const runtime::Checkpoint& checkpoint) {
+  const runtime::EvaluatedKind kind =
+      checkpoint.is_encoder() ? runtime::EvaluatedKind::encoder : runtime::EvaluatedKind::decoder;
   std::vector<std::string> right;
-  for (const EvaluationRow* row : evaluation_rows()) {
+  for (const runtime::EvaluationRow* row : runtime::evaluation_rows()) {
     if (row->kind != kind) continue;
     right.push_back("'" + std::string(row->key) + ": {" + std::string(row->data_key) + ": FILE}'");
   }
   for (const EvaluationRecipe& item : recipe.evaluate) {
     if (item.row->kind == kind) continue;
     refuse_recipe("evaluate: '" + checkpoint.directory().string() + "': " + std::string(item.row->key) + " is for " +
-                  std::string(name_of(item.row->kind)) + "s, and this is a model of the kind " +
-                  std::string(name_of(kind)) + ": use " + listed(right, "or"));
+                  std::string(runtime::name_of(item.row->kind)) + "s, and this is a model of the kind " +
+                  std::string(runtime::name_of(kind)) + ": use " + runtime::listed(right, "or"));
   }
 }
 
-void refuse_what_encoders_lack(const Recipe& recipe, const EncoderDescription& model) {
+void refuse_what_encoders_lack(const Recipe& recipe, const runtime::EncoderDescription& model) {
   const auto refuse_if = [&](bool is_asked, const std::string& what) {
     if (is_asked) refuse_recipe(what);
   };
@@ -233,7 +234,7 @@ void refuse_what_encoders_lack(const Recipe& recipe, const EncoderDescription& m
       "reconstruct: blocks are trained to match the original model's states, which are carried only for decoders: "
       "leave it out");
   refuse_if(recipe.head.has_value(), "head: an encoder has no head, and its embeddings stay as they are: leave it out");
-  refuse_if(recipe.container != kCompressedTensors,
+  refuse_if(recipe.container != runtime::kCompressedTensors,
             "container " + recipe.container + " is only for decoders: use compressed-tensors");
   refuse_if(recipe.sensitivity.has_value() || recipe.budget.has_value(),
             "sensitivity and budget measure the loss of a next token, which an encoder does not predict: leave them "
@@ -243,4 +244,4 @@ void refuse_what_encoders_lack(const Recipe& recipe, const EncoderDescription& m
   refuse_if(recipe.passes.empty(), "nothing to do: give 'passes:' with a method that rounds weights or inputs");
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -9,14 +9,14 @@
 #include "compress/recipe/recipe.h"
 #include "runtime/model/checkpoint.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Throws the message as an error of the recipe.
 [[noreturn]] void refuse_recipe(const std::string& message);
 
 // Refuses a budget and some surveys for mixtures of experts. Bits are chosen for each stage, but engines run a block's
 // experts as one. A stage is measured by running the whole model, and each expert has two stages.
-void check_mixtures(const Recipe& recipe, const ModelDescription& model, RunPlan& plan);
+void check_mixtures(const Recipe& recipe, const runtime::ModelDescription& model, RunPlan& plan);
 // One input is rounded once, so all linears that read it must ask for the same format.
 void check_inputs_agree(const std::vector<LayerPlan>& layers);
 // Refuses a recipe that asks for packed weights and cannot get them.
@@ -34,7 +34,7 @@ void check_container(const Recipe& recipe, const RunPlan& plan);
 // Checks that all the schemes that a budget may choose fit beside each other.
 void check_budget_fits(const Recipe& recipe, const RunPlan& plan);
 // Refuses evaluations of the other kind of model.
-void check_evaluations(const Recipe& recipe, const Checkpoint& checkpoint);
-void refuse_what_encoders_lack(const Recipe& recipe, const EncoderDescription& model);
+void check_evaluations(const Recipe& recipe, const runtime::Checkpoint& checkpoint);
+void refuse_what_encoders_lack(const Recipe& recipe, const runtime::EncoderDescription& model);
 
-}  // namespace pare
+}  // namespace pare::compress

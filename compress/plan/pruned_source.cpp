@@ -8,7 +8,7 @@
 #include "runtime/system/interrupt.h"
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 // The zeros of several layers.
@@ -17,11 +17,11 @@ struct Found {
   std::set<std::string> patterns;
   std::string first;  // the name of the first layer
 
-  void add(const LinearDescription& linear, const PrunedZeros& zeros) {
+  void add(const runtime::LinearDescription& linear, const runtime::PrunedZeros& zeros) {
     if (num_layers++ == 0) first = linear.name;
     num_zeros += zeros.num_zeros;
     num_weights += linear.num_out * linear.num_in;
-    patterns.insert(pattern_text(zeros.pattern));
+    patterns.insert(prune::pattern_text(zeros.pattern));
   }
   // Returns text such as "14 layers, such as NAME, are zero in 50.0 % of their weights (2:4)".
   std::string text() const {
@@ -30,24 +30,24 @@ struct Found {
     for (const std::string& pattern : patterns) names += (names.empty() ? "" : ", ") + pattern;
     return std::to_string(num_layers) + (is_one ? " layer, " : " layers, such as ") + first +
            (is_one ? ", is zero in " : ", are zero in ") +
-           format_number(100.0 * static_cast<double>(num_zeros) / static_cast<double>(num_weights), 1) + " % of " +
-           (is_one ? "its" : "their") + " weights (" + names + ")";
+           runtime::format_number(100.0 * static_cast<double>(num_zeros) / static_cast<double>(num_weights), 1) +
+           " % of " + (is_one ? "its" : "their") + " weights (" + names + ")";
   }
 };
 
 }  // namespace
 
-std::string keep_zeros_of_source(const Recipe& recipe, const Checkpoint& checkpoint, RunPlan& plan) {
+std::string keep_zeros_of_source(const Recipe& recipe, const runtime::Checkpoint& checkpoint, RunPlan& plan) {
   if (recipe.kept_zeros == KeptZeros::none) return {};
-  const std::map<std::string, SparsityClaim> claims = sparsity_claims(checkpoint);
+  const std::map<std::string, runtime::SparsityClaim> claims = runtime::sparsity_claims(checkpoint);
   Found known, guessed;
   for (auto& layers : plan.blocks) {
     for (LayerPlan& layer : layers) {
       const auto claim = claims.find(layer.linear.name);
       const bool is_claimed = claim != claims.end();
       if (!layer.is_compressed() || (!is_claimed && recipe.kept_zeros == KeptZeros::claimed)) continue;
-      throw_if_interrupted();
-      const auto zeros = pruned_zeros(checkpoint.linear(layer.linear), is_claimed ? &claim->second : nullptr);
+      runtime::throw_if_interrupted();
+      const auto zeros = runtime::pruned_zeros(checkpoint.linear(layer.linear), is_claimed ? &claim->second : nullptr);
       checkpoint.drop_pages(layer.linear);
       if (!zeros) continue;
       layer.kept_zeros = zeros->pattern;
@@ -63,4 +63,4 @@ std::string keep_zeros_of_source(const Recipe& recipe, const Checkpoint& checkpo
   return known.num_layers == 0 ? "" : "source: " + known.text() + ", which stay 0";
 }
 
-}  // namespace pare
+}  // namespace pare::compress

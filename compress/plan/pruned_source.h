@@ -6,13 +6,13 @@
 #include "compress/plan/plan.h"
 #include "compress/recipe/recipe.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Marks the layers that the plan changes and whose weights are pruned (LayerPlan::kept_zeros), by the rule of
 // pruned_zeros and as far as the recipe says. It reads those weights. If only the number of zeros suggests pruning, and
 // the recipe does not say what becomes of them, this adds an event to the plan. Returns a description of what is kept;
 // it is empty if nothing is kept or the event says it. Throws what Checkpoint::linear and sparsity_claims throw, and
 // Interrupted.
-std::string keep_zeros_of_source(const Recipe& recipe, const Checkpoint& checkpoint, RunPlan& plan);
+std::string keep_zeros_of_source(const Recipe& recipe, const runtime::Checkpoint& checkpoint, RunPlan& plan);
 
-}  // namespace pare
+}  // namespace pare::compress

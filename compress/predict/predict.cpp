@@ -18,18 +18,18 @@
 #include "runtime/engine/transformer.h"
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 // Returns what the process holds whatever it works on.
 int64_t process_bytes(int64_t base_bytes, int num_threads, int64_t widest) {
   return base_bytes + kLibraryBytes + num_threads * (kWorkerBytes + kWorkerColumnBytes * widest);
 }
-int64_t widest_of(const ModelDescription& model) {
+int64_t widest_of(const runtime::ModelDescription& model) {
   return std::max({model.hidden_size, model.feed_forward_size, model.num_heads * model.head_size});
 }
 
-const GridOptions* grid_of(const LayerPlan& layer) {
+const quant::GridOptions* grid_of(const LayerPlan& layer) {
   const PassOptions* rounding = layer.step(PassKind::rounds);
   return rounding == nullptr ? nullptr : rounding->grid();
 }
@@ -52,32 +52,33 @@ struct Sizes {
 };
 
 // Returns a guess of the number of outlier columns, which calibration will find later.
-int64_t expected_outlier_columns(const PackScheme& scheme, int64_t num_in) {
-  return scheme.input.outliers == OutlierRule::columns ? num_in / kExpectedOutlierShare : 0;
+int64_t expected_outlier_columns(const runtime::PackScheme& scheme, int64_t num_in) {
+  return scheme.input.outliers == runtime::OutlierRule::columns ? num_in / kExpectedOutlierShare : 0;
 }
 
 // linear_bytes are those of all blocks' linears, where a budget fixes them.
-Sizes measure_sizes(const RunPlan& plan, const Checkpoint& checkpoint, std::optional<int64_t> linear_bytes) {
+Sizes measure_sizes(const RunPlan& plan, const runtime::Checkpoint& checkpoint, std::optional<int64_t> linear_bytes) {
   Sizes sizes;
   for (const std::string& name : checkpoint.tensor_names()) {
     sizes.source_bytes += static_cast<int64_t>(checkpoint.tensor(name).data.size());
   }
   sizes.output_bytes = sizes.source_bytes;
-  const auto replace = [&](const LinearDescription& linear, const PackScheme& scheme, DType scale_dtype) {
-    const StoredExtent extent{.scale_dtype = scale_dtype,
-                              .input_scale_dtype = scale_dtype,
-                              .num_outlier_columns = expected_outlier_columns(scheme, linear.num_in),
-                              .outlier_dtype = checkpoint.tensor(linear.name + ".weight").dtype,
-                              .dense_dtype = checkpoint.tensor(linear.name + ".weight").dtype};
+  const auto replace = [&](const runtime::LinearDescription& linear, const runtime::PackScheme& scheme,
+                           runtime::DType scale_dtype) {
+    const runtime::StoredExtent extent{.scale_dtype = scale_dtype,
+                                       .input_scale_dtype = scale_dtype,
+                                       .num_outlier_columns = expected_outlier_columns(scheme, linear.num_in),
+                                       .outlier_dtype = checkpoint.tensor(linear.name + ".weight").dtype,
+                                       .dense_dtype = checkpoint.tensor(linear.name + ".weight").dtype};
     const int64_t stored =
-        container_format(scheme.container).stored_bytes(scheme, linear.num_out, linear.num_in, extent);
+        runtime::container_format(scheme.container).stored_bytes(scheme, linear.num_out, linear.num_in, extent);
     sizes.parts_bytes += stored;
     sizes.output_bytes += stored;
-    sizes.output_inputs.as_codes |= scheme.input.type == InputType::int8;
+    sizes.output_inputs.as_codes |= scheme.input.type == runtime::InputType::int8;
     sizes.output_inputs.whole_sequences |= !scheme.input.is_rowwise();
     if (!scheme.has_own_tensor()) {
       sizes.output_bytes -= static_cast<int64_t>(checkpoint.tensor(linear.name + ".weight").data.size());
-      const int64_t packed = packed_weight_bytes(linear, scheme, extent.dense_dtype, /*on_host=*/true);
+      const int64_t packed = runtime::packed_weight_bytes(linear, scheme, extent.dense_dtype, /*on_host=*/true);
       sizes.packed_excess_bytes += std::max<int64_t>(packed - stored, 0);
     }
   };
@@ -88,8 +89,8 @@ Sizes measure_sizes(const RunPlan& plan, const Checkpoint& checkpoint, std::opti
       if (linear_bytes) {
         sizes.output_bytes -= static_cast<int64_t>(checkpoint.tensor(layer.linear.name + ".weight").data.size());
       } else if (layer.is_compressed() && !layer.scheme.is_plain()) {
-        const GridOptions* grid = grid_of(layer);
-        replace(layer.linear, layer.scheme, grid != nullptr ? grid->scale_dtype : DType::BF16);
+        const quant::GridOptions* grid = grid_of(layer);
+        replace(layer.linear, layer.scheme, grid != nullptr ? grid->scale_dtype : runtime::DType::BF16);
       }
     }
     sizes.block_weights += block;
@@ -101,7 +102,7 @@ Sizes measure_sizes(const RunPlan& plan, const Checkpoint& checkpoint, std::opti
     replace(table.linear, table.scheme, table.grid.scale_dtype);
   }
   if (checkpoint.is_encoder()) return sizes;
-  const ModelDescription& model = checkpoint.description();
+  const runtime::ModelDescription& model = checkpoint.description();
   sizes.table_weights = model.vocabulary_size * model.hidden_size * (model.tied_head ? 1 : 2);
   return sizes;
 }
@@ -109,16 +110,16 @@ Sizes measure_sizes(const RunPlan& plan, const Checkpoint& checkpoint, std::opti
 // Return the memory of a stage of the walk with the original's states. fit_sums_bytes is that of its sums: H and the
 // sums of both kinds of windows. fit_bytes is what its layers' steps add to H and the working copies: the factor and
 // the space that it is made in.
-int64_t fit_sums_bytes(const ModelDescription& model, int64_t width, int64_t num_windows) {
+int64_t fit_sums_bytes(const runtime::ModelDescription& model, int64_t width, int64_t num_windows) {
   return StatisticsAccumulator::size_bytes(width, num_windows, StatisticsNeed::hessian_diagonal) +
          OriginalStream::sums_bytes(model, width);
 }
-int64_t fit_bytes(const ModelDescription& model, int64_t width) {
+int64_t fit_bytes(const runtime::ModelDescription& model, int64_t width) {
   return width * width * kFactorElementBytes + 2 * model.hidden_size * width * 4;
 }
 
 // Returns the operations that the steps of one stage take, without the factor of H.
-double step_operations(const RunPlan& plan, int64_t block, Stage stage, PassKind kind) {
+double step_operations(const RunPlan& plan, int64_t block, runtime::Stage stage, PassKind kind) {
   double operations = 0.0;
   const std::vector<const LayerPlan*> layers = plan.stage_layers(block, stage);
   if (layers.empty()) return operations;
@@ -143,7 +144,7 @@ struct Operations {
   double forward = 0.0, statistics = 0.0, compress = 0.0, scaling = 0.0, reconstruct = 0.0;
 };
 
-Operations count_operations(const RunPlan& plan, const ModelDescription& model, const Workload& workload) {
+Operations count_operations(const RunPlan& plan, const runtime::ModelDescription& model, const Workload& workload) {
   Operations operations;
   const auto num_rows = static_cast<double>(workload.num_windows * workload.num_tokens);
   // The original's states go along where they are needed, and a walk that decides shares first counts once more.
@@ -152,10 +153,11 @@ Operations count_operations(const RunPlan& plan, const ModelDescription& model, 
     double token_weights = 0.0;  // the weights that one token meets
     for (const LayerPlan& layer : plan.blocks[b]) {
       const double weights = static_cast<double>(layer.linear.num_out) * static_cast<double>(layer.linear.num_in);
-      token_weights += weights * token_share(model.blocks[b], layer.stage);
-      const double share = token_share(model.blocks[b], layer.stage);
+      token_weights += weights * runtime::token_share(model.blocks[b], layer.stage);
+      const double share = runtime::token_share(model.blocks[b], layer.stage);
       // The inputs of down are made once. With all tokens, the statistics also need those of tokens that go elsewhere.
-      const bool sees_all = layer.stage.kind == Stage::feed_forward_input && workload.experts == ExpertTokens::all;
+      const bool sees_all =
+          layer.stage.kind == runtime::Stage::feed_forward_input && workload.experts == ExpertTokens::all;
       if (workload.walks()) {
         operations.forward += 2.0 * num_rows * weights * (num_models * share + (sees_all ? 1.0 : 0.0));
       }
@@ -172,14 +174,14 @@ Operations count_operations(const RunPlan& plan, const ModelDescription& model, 
     }
     operations.forward += 2.0 * num_models * num_rows * static_cast<double>(workload.num_tokens) *
                           static_cast<double>(model.num_heads * model.head_size);  // causal: half of the scores
-    for (const Stage stage : block_stages(model.blocks[b])) {
+    for (const runtime::Stage stage : runtime::block_stages(model.blocks[b])) {
       operations.scaling += step_operations(plan, static_cast<int64_t>(b), stage, PassKind::scales_inputs);
       operations.compress += step_operations(plan, static_cast<int64_t>(b), stage, PassKind::rounds);
       const StatisticsNeed need = plan.need(static_cast<int64_t>(b), stage);
       if (need < StatisticsNeed::hessian) continue;
-      const int64_t width = stage_width(model.blocks[b], stage);
+      const int64_t width = runtime::stage_width(model.blocks[b], stage);
       const double stage_rows =
-          num_rows * (workload.experts == ExpertTokens::all ? 1.0 : token_share(model.blocks[b], stage));
+          num_rows * (workload.experts == ExpertTokens::all ? 1.0 : runtime::token_share(model.blocks[b], stage));
       const std::vector<int64_t> bounds = tile_bounds(width);
       for (size_t i = 0; i + 1 < bounds.size(); ++i) {
         operations.statistics +=
@@ -196,7 +198,7 @@ Operations count_operations(const RunPlan& plan, const ModelDescription& model, 
 
 // Returns the bytes that a stage's layers take beside the block's weights: the memory in which the steps work, and
 // changed weights and their masks until they are stored.
-int64_t layers_bytes(const RunPlan& plan, int64_t block, Stage stage, int num_threads) {
+int64_t layers_bytes(const RunPlan& plan, int64_t block, runtime::Stage stage, int num_threads) {
   StageExtent extent{.num_threads = num_threads};
   bool is_changed = false;
   const std::vector<const LayerPlan*> layers = plan.stage_layers(block, stage);
@@ -215,13 +217,13 @@ int64_t layers_bytes(const RunPlan& plan, int64_t block, Stage stage, int num_th
 }
 
 // Returns the bytes while a stage's layers are compressed: H and its factor, then the largest layer's working copies.
-int64_t compress_bytes(const RunPlan& plan, const ModelDescription& model, const Workload& workload) {
+int64_t compress_bytes(const RunPlan& plan, const runtime::ModelDescription& model, const Workload& workload) {
   const int64_t num_windows = workload.num_windows;
   int64_t largest = 0;
   for (size_t b = 0; b < plan.blocks.size(); ++b) {
-    for (const Stage stage : block_stages(model.blocks[b])) {
+    for (const runtime::Stage stage : runtime::block_stages(model.blocks[b])) {
       const StatisticsNeed need = plan.need(static_cast<int64_t>(b), stage);
-      const int64_t width = stage_width(model.blocks[b], stage);
+      const int64_t width = runtime::stage_width(model.blocks[b], stage);
       const int64_t square = width * width;
       int64_t statistics = 0;
       int64_t factor = 0;
@@ -251,24 +253,26 @@ int64_t weights_bytes(int64_t stored_bytes, int64_t packed_excess_bytes = 0) {
 }
 
 // Each model keeps its weights and its working memory, unless the models work in turn, when they have the larger one's.
-int64_t evaluation_bytes(const ModelDescription& model, const Sizes& sizes, const EvaluationExtent& evaluation) {
-  DeviceWorkload workload = evaluation.workload;
+int64_t evaluation_bytes(const runtime::ModelDescription& model, const Sizes& sizes,
+                         const runtime::EvaluationExtent& evaluation) {
+  runtime::DeviceWorkload workload = evaluation.workload;
   workload.on_host = true;
   const auto work_bytes = [&](const RuntimeInputs& inputs) {
-    return cache_bytes(model, workload) + forward_work_bytes(model, workload, inputs.as_codes, inputs.whole_sequences);
+    return runtime::cache_bytes(model, workload) +
+           runtime::forward_work_bytes(model, workload, inputs.as_codes, inputs.whole_sequences);
   };
   const int64_t own_bytes = work_bytes(sizes.output_inputs);
   const int64_t bytes =
       weights_bytes(sizes.output_bytes, sizes.packed_excess_bytes) + own_bytes + evaluation.held_bytes;
   if (!evaluation.reference) return bytes;
-  workload.kv_bits = kKvFloatBits;
+  workload.kv_bits = runtime::kKvFloatBits;
   const int64_t reference_bytes = work_bytes(RuntimeInputs{});
   return bytes + weights_bytes(sizes.source_bytes) +
          (evaluation.in_turn ? std::max<int64_t>(reference_bytes - own_bytes, 0) : reference_bytes);
 }
 
 // Texts take the matrix product's rate for each of these weights, and new tokens the rate of reading all.
-double evaluation_seconds(int64_t num_weights, const Sizes& sizes, const EvaluationExtent& evaluation,
+double evaluation_seconds(int64_t num_weights, const Sizes& sizes, const runtime::EvaluationExtent& evaluation,
                           double matmul_rate) {
   const double num_models = evaluation.reference ? 2.0 : 1.0;
   const int64_t read_bytes = sizes.output_bytes + (evaluation.reference ? sizes.source_bytes : 0);
@@ -279,9 +283,9 @@ double evaluation_seconds(int64_t num_weights, const Sizes& sizes, const Evaluat
 
 }  // namespace
 
-Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Workload& workload, int64_t base_bytes,
-                   int64_t max_memory_bytes, double matmul_rate) {
-  const ModelDescription& model = checkpoint.description();
+Prediction predict(const RunPlan& plan, const runtime::Checkpoint& checkpoint, const Workload& workload,
+                   int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate) {
+  const runtime::ModelDescription& model = checkpoint.description();
   const Sizes sizes = measure_sizes(plan, checkpoint, workload.linear_bytes);
   const Operations operations = count_operations(plan, model, workload);
   const int64_t survey_memory =
@@ -312,7 +316,7 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
   int64_t evaluation_memory = 0;
   double evaluating_seconds = 0.0;
   const int64_t evaluated_weights = sizes.block_weights + model.vocabulary_size * model.hidden_size;
-  for (const EvaluationExtent& evaluation : workload.evaluations) {
+  for (const runtime::EvaluationExtent& evaluation : workload.evaluations) {
     evaluation_memory = std::max(evaluation_memory, evaluation_bytes(model, sizes, evaluation));
     evaluating_seconds += evaluation_seconds(evaluated_weights, sizes, evaluation, matmul_rate);
   }
@@ -322,8 +326,9 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
   if (!plan.tables.empty()) table_memory = libraries + sizes.table_weights * 2;  // codes and packed codes
   const int64_t least = std::max({walk_memory(Spill::all), table_memory, evaluation_memory});
   if (least > max_memory_bytes) {
-    throw std::invalid_argument("--max-memory " + format_bytes(max_memory_bytes) + " is too little: this run needs " +
-                                format_bytes(least) + " even with all activations on disk; allow that much" +
+    throw std::invalid_argument("--max-memory " + runtime::format_bytes(max_memory_bytes) +
+                                " is too little: this run needs " + runtime::format_bytes(least) +
+                                " even with all activations on disk; allow that much" +
                                 (evaluation_memory == least ? ", or leave out 'evaluate' or its reference" : ""));
   }
   while (prediction.spill != Spill::all && walk_memory(prediction.spill) > max_memory_bytes) {
@@ -370,9 +375,9 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
   return prediction;
 }
 
-Prediction predict_encoder(const RunPlan& plan, const Checkpoint& checkpoint, const EncoderWorkload& workload,
+Prediction predict_encoder(const RunPlan& plan, const runtime::Checkpoint& checkpoint, const EncoderWorkload& workload,
                            int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate) {
-  const EncoderDescription& model = checkpoint.encoder();
+  const runtime::EncoderDescription& model = checkpoint.encoder();
   const Sizes sizes = measure_sizes(plan, checkpoint, std::nullopt);
   const auto num_tokens = static_cast<double>(workload.calibration_tokens);
   Operations operations;
@@ -408,18 +413,19 @@ Prediction predict_encoder(const RunPlan& plan, const Checkpoint& checkpoint, co
                              workload.num_threads * EncoderFunctions::forward_bytes(model, workload.longest_text);
   int64_t num_evaluated = 0;  // texts, of each model
   double evaluating_seconds = 0.0;
-  for (const EvaluationExtent& evaluation : workload.evaluations) {
+  for (const runtime::EvaluationExtent& evaluation : workload.evaluations) {
     num_evaluated += evaluation.num_texts * (evaluation.reference ? 2 : 1);
     evaluating_seconds += evaluation_seconds(sizes.block_weights, sizes, evaluation, matmul_rate);
   }
-  const int64_t batch_bytes =
-      std::max(Encoder::kBatchRows, model.context_length) * (9 * model.hidden_size + 2 * model.feed_forward_size) * 4;
+  const int64_t batch_bytes = std::max(runtime::Encoder::kBatchRows, model.context_length) *
+                              (9 * model.hidden_size + 2 * model.feed_forward_size) * 4;
   const int64_t evaluation_bytes =
       libraries + sizes.output_bytes + sizes.source_bytes + 2 * batch_bytes + 2 * num_evaluated * model.hidden_size * 4;
   const int64_t least = std::max(walk_bytes, num_evaluated > 0 ? evaluation_bytes : 0);
   if (least > max_memory_bytes) {
-    throw std::invalid_argument("--max-memory " + format_bytes(max_memory_bytes) + " is too little: this run needs " +
-                                format_bytes(least) + "; allow that much, or calibrate on fewer samples");
+    throw std::invalid_argument("--max-memory " + runtime::format_bytes(max_memory_bytes) +
+                                " is too little: this run needs " + runtime::format_bytes(least) +
+                                "; allow that much, or calibrate on fewer samples");
   }
   Prediction prediction;
   prediction.output_bytes = sizes.output_bytes;
@@ -436,13 +442,13 @@ Prediction predict_encoder(const RunPlan& plan, const Checkpoint& checkpoint, co
   return prediction;
 }
 
-Prediction predict_calibration(const RunPlan& plan, const Checkpoint& checkpoint, const Workload& workload,
+Prediction predict_calibration(const RunPlan& plan, const runtime::Checkpoint& checkpoint, const Workload& workload,
                                int64_t file_bytes, int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate) {
-  const ModelDescription& model = checkpoint.description();
+  const runtime::ModelDescription& model = checkpoint.description();
   int64_t largest_stage = 0;
-  for (const BlockDescription& block : model.blocks) {
-    for (const Stage stage : block_stages(block)) {
-      const int64_t width = stage_width(block, stage);
+  for (const runtime::BlockDescription& block : model.blocks) {
+    for (const runtime::Stage stage : runtime::block_stages(block)) {
+      const int64_t width = runtime::stage_width(block, stage);
       largest_stage = std::max(
           largest_stage,
           StatisticsAccumulator::size_bytes(width, workload.num_windows, StatisticsNeed::hessian) + width * width * 4);
@@ -456,8 +462,8 @@ Prediction predict_calibration(const RunPlan& plan, const Checkpoint& checkpoint
                .memory_bytes;
   };
   if (memory(Spill::all) > max_memory_bytes) {
-    throw std::invalid_argument("--max-memory " + format_bytes(max_memory_bytes) + " is too little: this needs " +
-                                format_bytes(memory(Spill::all)) +
+    throw std::invalid_argument("--max-memory " + runtime::format_bytes(max_memory_bytes) +
+                                " is too little: this needs " + runtime::format_bytes(memory(Spill::all)) +
                                 " even with all activations on disk; allow that much");
   }
   Prediction prediction;
@@ -477,32 +483,33 @@ Prediction predict_calibration(const RunPlan& plan, const Checkpoint& checkpoint
   return prediction;
 }
 
-Prediction predict_recording(const Checkpoint& checkpoint, const RecordingExtent& extent, int64_t base_bytes,
+Prediction predict_recording(const runtime::Checkpoint& checkpoint, const RecordingExtent& extent, int64_t base_bytes,
                              double matmul_rate) {
-  const ModelDescription& model = checkpoint.description();
+  const runtime::ModelDescription& model = checkpoint.description();
   Sizes sizes;
   for (const std::string& name : checkpoint.tensor_names()) {
     sizes.source_bytes += static_cast<int64_t>(checkpoint.tensor(name).data.size());
   }
   sizes.output_bytes = sizes.source_bytes;  // evaluation_bytes counts this one model
   int64_t num_weights = model.head.num_out * model.head.num_in;
-  for (const BlockDescription& block : model.blocks) {
-    for (const Stage stage : block_stages(block)) {
-      for (const LinearDescription& linear : stage_layers(block, stage)) {
-        num_weights +=
-            static_cast<int64_t>(static_cast<double>(linear.num_out * linear.num_in) * token_share(block, stage));
+  for (const runtime::BlockDescription& block : model.blocks) {
+    for (const runtime::Stage stage : runtime::block_stages(block)) {
+      for (const runtime::LinearDescription& linear : runtime::stage_layers(block, stage)) {
+        num_weights += static_cast<int64_t>(static_cast<double>(linear.num_out * linear.num_in) *
+                                            runtime::token_share(block, stage));
       }
     }
   }
-  const EvaluationExtent recorded = {
+  const runtime::EvaluationExtent recorded = {
       .workload = {.num_rows = extent.longest_sequence, .num_tokens = extent.longest_sequence},
       .held_bytes = extent.longest_sequence * 2 * 4};
   const int64_t memory = process_bytes(base_bytes, extent.num_threads, widest_of(model)) + extent.logit_bytes +
                          evaluation_bytes(model, sizes, recorded);
   // Each text that grows together with others has keys and values, its logits on both sides, and the candidates drawn
   // from.
-  const int64_t lane_bytes = extent.longest_sequence * kv_bytes_per_token(model, kKvFloatBits) +
-                             model.vocabulary_size * (2 * 4 + static_cast<int64_t>(sizeof(Sampler::Candidate)));
+  const int64_t lane_bytes =
+      extent.longest_sequence * runtime::kv_bytes_per_token(model, runtime::kKvFloatBits) +
+      model.vocabulary_size * (2 * 4 + static_cast<int64_t>(sizeof(runtime::Sampler::Candidate)));
   Prediction prediction;
   prediction.output_bytes = prediction.disk_bytes = extent.file_bytes;
   const double token_operations = 2.0 * static_cast<double>(num_weights) / kEvaluationEfficiency;
@@ -521,4 +528,4 @@ Prediction predict_recording(const Checkpoint& checkpoint, const RecordingExtent
   return prediction;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

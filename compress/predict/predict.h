@@ -12,7 +12,7 @@
 #include "runtime/evaluate/evaluation.h"
 #include "runtime/model/checkpoint.h"
 
-namespace pare {
+namespace pare::compress {
 
 struct SurveyExtent {
   LeaveOneOut::Extent extent;
@@ -22,7 +22,7 @@ struct SurveyExtent {
 struct Workload {
   int64_t num_windows = 0;  // for calibration; 0: none, or statistics from a file
   int64_t num_tokens = 0;
-  std::vector<EvaluationExtent> evaluations = {};
+  std::vector<runtime::EvaluationExtent> evaluations = {};
   int num_threads = 1;
   std::optional<SurveyExtent> survey = {};
   ExpertTokens experts = ExpertTokens::routed;
@@ -32,21 +32,21 @@ struct Workload {
 
 // Predicts a decoder's run. base_bytes is what the process holds already. Throws std::invalid_argument when
 // max_memory_bytes is less than the least that the run can do with; the message names it.
-Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Workload& workload, int64_t base_bytes,
-                   int64_t max_memory_bytes, double matmul_rate);
+Prediction predict(const RunPlan& plan, const runtime::Checkpoint& checkpoint, const Workload& workload,
+                   int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate);
 
 struct EncoderWorkload {
   int64_t calibration_tokens = 0;  // 0: none
   int64_t longest_text = 0;        // of those texts, in tokens
-  std::vector<EvaluationExtent> evaluations = {};
+  std::vector<runtime::EvaluationExtent> evaluations = {};
   int num_threads = 1;
 };
 // Predicts an encoder's run, whose states lie in memory.
-Prediction predict_encoder(const RunPlan& plan, const Checkpoint& checkpoint, const EncoderWorkload& workload,
+Prediction predict_encoder(const RunPlan& plan, const runtime::Checkpoint& checkpoint, const EncoderWorkload& workload,
                            int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate);
 
 // Predicts a run of pare calibrate (plan_statistics), which writes file_bytes and compresses nothing.
-Prediction predict_calibration(const RunPlan& plan, const Checkpoint& checkpoint, const Workload& workload,
+Prediction predict_calibration(const RunPlan& plan, const runtime::Checkpoint& checkpoint, const Workload& workload,
                                int64_t file_bytes, int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate);
 
 // The extent of a run of pare record: the runtime's forward pass over num_tokens tokens, in sequences of at most
@@ -61,7 +61,7 @@ struct RecordingExtent {
   int64_t file_bytes = 0;   // bytes that are written
   int num_threads = 1;
 };
-Prediction predict_recording(const Checkpoint& checkpoint, const RecordingExtent& extent, int64_t base_bytes,
+Prediction predict_recording(const runtime::Checkpoint& checkpoint, const RecordingExtent& extent, int64_t base_bytes,
                              double matmul_rate);
 
-}  // namespace pare
+}  // namespace pare::compress

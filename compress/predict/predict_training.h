@@ -8,12 +8,12 @@
 #include "compress/train/trainer.h"
 #include "runtime/model/checkpoint.h"
 
-namespace pare {
+namespace pare::compress {
 
 // What a training is of. windows: their number and length alone count.
 struct TrainingExtent {
-  const Checkpoint& student;
-  const Checkpoint* teacher;  // null: recorded, or none is read
+  const runtime::Checkpoint& student;
+  const runtime::Checkpoint* teacher;  // null: recorded, or none is read
   const DistillOptions& options;
   const TrainingWindows& windows;
   at::ScalarType compute;  // of its products
@@ -24,4 +24,4 @@ struct TrainingExtent {
 // where the activations are recomputed. Throws std::invalid_argument where a CPU's memory does not suffice.
 Prediction predict_training(const TrainingExtent& extent, const RunLimits& limits);
 
-}  // namespace pare
+}  // namespace pare::compress

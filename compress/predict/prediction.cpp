@@ -14,7 +14,7 @@
 #include "runtime/system/json_text.h"
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::compress {
 
 int64_t Prediction::peak_memory_bytes() const {
   int64_t peak = 0;
@@ -34,7 +34,7 @@ double measure_matmul_rate(int num_threads) {
   const at::Tensor left = at::ones({kSide, kSide}, at::kFloat);
   const at::Tensor right = at::ones({kSide, kSide}, at::kFloat);
   const auto multiply_on_all = [&] {
-    for_row_chunks(num_threads, 1, [&](int64_t, int64_t) {
+    quant::for_row_chunks(num_threads, 1, [&](int64_t, int64_t) {
       at::Tensor out = at::empty({kSide, kSide}, at::kFloat);
       for (int i = 0; i < kRepetitions; ++i) at::mm_out(out, left, right);
     });
@@ -47,7 +47,7 @@ double measure_matmul_rate(int num_threads) {
 }
 
 int64_t default_memory_budget() {
-  return free_memory().bytes / 10 * 8;
+  return runtime::free_memory().bytes / 10 * 8;
 }
 
 void check_disk_space(const std::filesystem::path& output, const Prediction& prediction) {
@@ -55,8 +55,8 @@ void check_disk_space(const std::filesystem::path& output, const Prediction& pre
   while (!std::filesystem::exists(existing) && existing.has_relative_path()) existing = existing.parent_path();
   const auto available = static_cast<int64_t>(std::filesystem::space(existing).available);
   if (available < prediction.disk_bytes) {
-    throw std::runtime_error("'" + existing.string() + "' has " + format_bytes(available) + " free; this run needs " +
-                             format_bytes(prediction.disk_bytes) +
+    throw std::runtime_error("'" + existing.string() + "' has " + runtime::format_bytes(available) +
+                             " free; this run needs " + runtime::format_bytes(prediction.disk_bytes) +
                              ": free some or choose another place for the output");
   }
 }
@@ -64,15 +64,16 @@ void check_disk_space(const std::filesystem::path& output, const Prediction& pre
 std::vector<std::string> to_lines(const Prediction& prediction) {
   std::vector<std::string> lines;
   for (const PredictedStage& stage : prediction.stages) {
-    lines.push_back("plan: " + stage.name + ": " + format_duration(stage.seconds) + ", " +
-                    format_bytes(stage.memory_bytes));
+    lines.push_back("plan: " + stage.name + ": " + runtime::format_duration(stage.seconds) + ", " +
+                    runtime::format_bytes(stage.memory_bytes));
   }
   const char* spill = prediction.spill == Spill::none     ? "activations in memory"
                       : prediction.spill == Spill::inputs ? "layer inputs spilled to disk"
                                                           : "all activations spilled to disk";
-  lines.push_back("plan: in all " + format_duration(prediction.seconds()) + ", peak memory " +
-                  format_bytes(prediction.peak_memory_bytes()) + " (" + spill + "), disk " +
-                  format_bytes(prediction.disk_bytes) + ", output " + format_bytes(prediction.output_bytes));
+  lines.push_back("plan: in all " + runtime::format_duration(prediction.seconds()) + ", peak memory " +
+                  runtime::format_bytes(prediction.peak_memory_bytes()) + " (" + spill + "), disk " +
+                  runtime::format_bytes(prediction.disk_bytes) + ", output " +
+                  runtime::format_bytes(prediction.output_bytes));
   return lines;
 }
 
@@ -89,7 +90,7 @@ std::string to_json(const Prediction& prediction) {
                                                  : prediction.spill == Spill::inputs ? "inputs"
                                                                                      : "all"},
                                        {"stages", stages}};
-  return json_text(json);
+  return runtime::json_text(json);
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -8,7 +8,7 @@
 
 #include "compress/walk/block_walk.h"
 
-namespace pare {
+namespace pare::compress {
 
 // What the machine gives a run.
 struct RunLimits {
@@ -48,4 +48,4 @@ void check_disk_space(const std::filesystem::path& output, const Prediction& pre
 std::vector<std::string> to_lines(const Prediction& prediction);
 std::string to_json(const Prediction& prediction);
 
-}  // namespace pare
+}  // namespace pare::compress

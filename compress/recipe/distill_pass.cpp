@@ -4,17 +4,17 @@
 
 #include "runtime/evaluate/token_source.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 // Options of a loss that others do not read.
 struct LossOption {
   const char* key;
-  std::vector<DistillLoss> readers;
+  std::vector<distill::DistillLoss> readers;
 };
 
 const std::vector<LossOption>& loss_options() {
-  using enum DistillLoss;
+  using enum distill::DistillLoss;
   static const std::vector<LossOption> kOptions = {
       {"temperature",
        {soft_label, forward_kl, reverse_kl, jensen_shannon, skew_kl, skew_reverse_kl, total_variation, slim}},
@@ -28,13 +28,14 @@ const std::vector<LossOption>& loss_options() {
   return kOptions;
 }
 
-void check_loss_options(DistillLoss loss, const PassCheck& check) {
+void check_loss_options(distill::DistillLoss loss, const PassCheck& check) {
   for (const LossOption& option : loss_options()) {
-    const std::vector<DistillLoss>& readers = option.readers;
+    const std::vector<distill::DistillLoss>& readers = option.readers;
     if (!check.was_given(option.key) || std::find(readers.begin(), readers.end(), loss) != readers.end()) continue;
     std::string names;
-    for (const DistillLoss reader : readers) names += (names.empty() ? "" : ", ") + std::string(name_of(reader));
-    check.fail(option.key, "'loss: " + std::string(name_of(loss)) + "' does not read it; these do: " + names);
+    for (const distill::DistillLoss reader : readers)
+      names += (names.empty() ? "" : ", ") + std::string(runtime::name_of(reader));
+    check.fail(option.key, "'loss: " + std::string(runtime::name_of(loss)) + "' does not read it; these do: " + names);
   }
 }
 
@@ -43,7 +44,7 @@ void check_select(DistillOptions& distill, const PassCheck& check) {
   if (!check.was_given("select")) {
     if (!unmeasured.empty()) distill.select = SelectBy::last;
   } else if (!unmeasured.empty() && (distill.select == SelectBy::loss || distill.select == SelectBy::kl)) {
-    check.fail("select", "'" + std::string(name_of(distill.select)) + "' cannot be measured: " + unmeasured +
+    check.fail("select", "'" + std::string(runtime::name_of(distill.select)) + "' cannot be measured: " + unmeasured +
                              "; expected 'perplexity' or 'last'");
   }
   if (distill.select == SelectBy::kl && !reads_teacher(distill)) {
@@ -61,11 +62,11 @@ void check_select(DistillOptions& distill, const PassCheck& check) {
 }  // namespace
 
 bool reads_teacher(const DistillOptions& options) {
-  return options.loss.loss != DistillLoss::hard_label;
+  return options.loss.loss != distill::DistillLoss::hard_label;
 }
 
 std::string why_unmeasured(const DistillOptions& options) {
-  if (options.loss.loss == DistillLoss::minillm) {
+  if (options.loss.loss == distill::DistillLoss::minillm) {
     return "minillm's loss is measured on sequences that the student makes up, which differ at every step";
   }
   if (reads_teacher(options) && !options.logits.empty() && !options.validation_text.empty()) {
@@ -74,20 +75,21 @@ std::string why_unmeasured(const DistillOptions& options) {
   return {};
 }
 
-std::optional<DistillLossOptions> held_out_loss(const DistillOptions& options) {
+std::optional<distill::DistillLossOptions> held_out_loss(const DistillOptions& options) {
   if (options.select == SelectBy::loss) return options.loss;
-  if (options.select == SelectBy::kl) return DistillLossOptions{.loss = DistillLoss::forward_kl, .temperature = 1.0};
+  if (options.select == SelectBy::kl)
+    return distill::DistillLossOptions{.loss = distill::DistillLoss::forward_kl, .temperature = 1.0};
   return std::nullopt;
 }
 
-void TrainedParts::fields(FieldVisitor& visit) {
+void TrainedParts::fields(runtime::FieldVisitor& visit) {
   visit("weights", weights, "Weights of linears are trained, or the offsets of their codes. Pruned ones stay 0.");
   visit("scales", scales, "Scales of codes are trained.");
   visit("vectors", vectors, "Gains of norms and biases are trained.");
   visit("embedding", embedding, "The embedding and the head are trained.");
 }
 
-void DistillOptions::fields(FieldVisitor& visit) {
+void DistillOptions::fields(runtime::FieldVisitor& visit) {
   visit("text", text,
         "The student is trained on these files. A `.txt` is one document, a `.jsonl` has one a line, and a `.npy` has "
         "windows of token ids.");
@@ -111,11 +113,11 @@ void DistillOptions::fields(FieldVisitor& visit) {
   visit("sampled_tokens", sampled_tokens, {.low = 1, .high = 1 << 20},
         "With `loss: minillm`, the student writes this many tokens.");
   optimizer.fields(visit);
-  visit("learning_rate", learning_rate, {.low = kAboveZero, .high = 10.0},
+  visit("learning_rate", learning_rate, {.low = runtime::kAboveZero, .high = 10.0},
         "This is the step size of weights, gains and biases.");
-  visit("scale_learning_rate", scale_learning_rate, {.low = kAboveZero, .high = 10.0},
+  visit("scale_learning_rate", scale_learning_rate, {.low = runtime::kAboveZero, .high = 10.0},
         "This is the step size of scales, relative to their size.");
-  visit("offset_learning_rate", offset_learning_rate, {.low = kAboveZero, .high = 10.0},
+  visit("offset_learning_rate", offset_learning_rate, {.low = runtime::kAboveZero, .high = 10.0},
         "This is the step size of codes' offsets, in steps of their grid.");
   visit("warmup", warmup, {.low = 0.0, .high = 1.0}, "Rates rise from 0 over this share of the steps.");
   visit("final_rate", final_rate, {.low = 0.0, .high = 1.0},
@@ -155,25 +157,26 @@ void DistillPass::check(const PassCheck& check) {
     if (key == std::string_view("tokens") && !distill.validation_text.empty()) continue;  // of its windows
     check.fail(key, "'logits' holds the teacher's tokens and what it says about them: leave this out");
   }
-  const auto is_text = [](const std::string& file) { return !file.empty() && !holds_token_windows(file); };
+  const auto is_text = [](const std::string& file) { return !file.empty() && !runtime::holds_token_windows(file); };
   if (check.was_given("end_of_document") && !is_text(distill.validation_text) &&
       std::none_of(distill.text.begin(), distill.text.end(), is_text)) {
     check.fail("end_of_document", "no text is read whose documents would end with it: leave this out");
   }
   check_loss_options(distill.loss.loss, check);
-  const bool samples = distill.loss.loss == DistillLoss::minillm;
+  const bool samples = distill.loss.loss == distill::DistillLoss::minillm;
   for (const char* key : {"minillm", "prompt_tokens", "sampled_tokens"}) {
     if (!samples && check.was_given(key)) check.fail(key, "only 'loss: minillm' samples sequences: leave this out");
   }
-  if (samples && distill.minillm.clip != RatioClip::none && distill.minillm.weights != ImportanceWeights::single_step) {
-    check.fail("minillm",
-               "'ratio_clip: " + std::string(name_of(distill.minillm.clip)) +
-                   "' clips the ratio of 'importance_weights: " + std::string(name_of(ImportanceWeights::single_step)) +
-                   "', found '" + std::string(name_of(distill.minillm.weights)) +
-                   "': add 'ratio_clip: " + std::string(name_of(RatioClip::none)) + "'");
+  if (samples && distill.minillm.clip != distill::RatioClip::none &&
+      distill.minillm.weights != distill::ImportanceWeights::single_step) {
+    check.fail("minillm", "'ratio_clip: " + std::string(runtime::name_of(distill.minillm.clip)) +
+                              "' clips the ratio of 'importance_weights: " +
+                              std::string(runtime::name_of(distill::ImportanceWeights::single_step)) + "', found '" +
+                              std::string(runtime::name_of(distill.minillm.weights)) +
+                              "': add 'ratio_clip: " + std::string(runtime::name_of(distill::RatioClip::none)) + "'");
   }
   if (distill.loss.hidden_weight > 0.0 &&
-      (samples || distill.loss.loss == DistillLoss::hard_label || !distill.logits.empty())) {
+      (samples || distill.loss.loss == distill::DistillLoss::hard_label || !distill.logits.empty())) {
     check.fail("hidden_weight", std::string("expected a teacher that reads what the student is trained on: ") +
                                     (!distill.logits.empty() ? "'logits' holds none of its hidden states"
                                      : samples               ? "minillm samples its own sequences"
@@ -201,10 +204,10 @@ void DistillPass::check(const PassCheck& check) {
                "expected 'micro_batch' to divide 'batch', found " + std::to_string(distill.micro_batch) + " and " +
                    std::to_string(distill.batch));
   }
-  const double most = 1.0 - kLeastShareOfMixture;
+  const double most = 1.0 - distill::kLeastShareOfMixture;
   const double beta = distill.loss.beta;
-  const bool is_mixed = distill.loss.loss == DistillLoss::jensen_shannon && beta > 0.0 && beta < 1.0;
-  if (is_mixed && (beta < kLeastShareOfMixture || beta > most)) {
+  const bool is_mixed = distill.loss.loss == distill::DistillLoss::jensen_shannon && beta > 0.0 && beta < 1.0;
+  if (is_mixed && (beta < distill::kLeastShareOfMixture || beta > most)) {
     check.fail("beta",
                "expected 0, 1, or 0.0001 to 0.9999: closer to the ends, the gradient is lost in the rounding of "
                "float32; the limit is 'beta: " +
@@ -230,7 +233,7 @@ void DistillPass::files(const VisitFile& visit) {
   visit("validation_text", distill.validation_text);
 }
 
-std::string why_not_trained(const PackScheme& scheme) {
+std::string why_not_trained(const runtime::PackScheme& scheme) {
   if (scheme.input.has_outliers()) {
     return "columns that are kept in floating point beside 8-bit ones (llm_int8) cannot be trained: distil before "
            "that pass";
@@ -281,4 +284,4 @@ std::vector<Recipe> phases_of(const Recipe& recipe) {
   return phases;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -16,7 +16,7 @@
 #include "distill/options.h"
 #include "runtime/format/fields.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Which parts of the student are trained.
 struct TrainedParts {
@@ -25,15 +25,15 @@ struct TrainedParts {
   bool vectors = true;     // gains of norms, biases
   bool embedding = false;  // and the head
 
-  void fields(FieldVisitor& visit);
+  void fields(runtime::FieldVisitor& visit);
 };
 
 // By what the validation is chosen whose values are kept, of all of a training's, the one before its first step
 // included: the trained loss on held-out windows, their perplexity, or KL(teacher || student) at temperature 1 on them,
 // the least of each. last: no choice; the last step's values are kept.
 enum class SelectBy { loss, perplexity, kl, last };
-inline std::span<const EnumName<SelectBy>> enum_names(SelectBy) {
-  static constexpr std::array<EnumName<SelectBy>, 4> kNames = {
+inline std::span<const runtime::EnumName<SelectBy>> enum_names(SelectBy) {
+  static constexpr std::array<runtime::EnumName<SelectBy>, 4> kNames = {
       {{SelectBy::loss, "loss"}, {SelectBy::perplexity, "perplexity"}, {SelectBy::kl, "kl"}, {SelectBy::last, "last"}}};
   return kNames;
 }
@@ -50,12 +50,12 @@ struct DistillOptions {
   int64_t total_tokens = 200000;  // to train on: windows are seen as often as that takes
   int64_t batch = 4;              // windows of a step
   int64_t micro_batch = 1;        // windows that go through the model at once; divides batch
-  DistillLossOptions loss;
+  distill::DistillLossOptions loss;
   // Of loss minillm: the first prompt_tokens of a window are continued by sampled_tokens.
-  MiniLlmOptions minillm;
+  distill::MiniLlmOptions minillm;
   int64_t prompt_tokens = 64;
   int64_t sampled_tokens = 64;
-  AdamWOptions optimizer;
+  distill::AdamWOptions optimizer;
   double learning_rate = 1e-4;         // of weights, gains, biases
   double scale_learning_rate = 1e-3;   // of scales, relative to their size
   double offset_learning_rate = 1e-2;  // of offsets, in steps of the grid
@@ -75,7 +75,7 @@ struct DistillOptions {
   bool asks_for_tokens = false;               // the recipe gives `tokens`
   std::vector<std::string> asked_code_rates;  // which rates of layers in codes the recipe gives
 
-  void fields(FieldVisitor& visit);
+  void fields(runtime::FieldVisitor& visit);
 };
 
 // Whether the loss is one of a teacher's.
@@ -83,20 +83,20 @@ bool reads_teacher(const DistillOptions& options);
 // Why no held-out windows have the trained loss, nor a divergence from the teacher, in words; empty where they have.
 std::string why_unmeasured(const DistillOptions& options);
 // The loss that held-out windows are measured by, beside their perplexity; none: by nothing else.
-std::optional<DistillLossOptions> held_out_loss(const DistillOptions& options);
+std::optional<distill::DistillLossOptions> held_out_loss(const DistillOptions& options);
 
 class DistillPass : public OptionsOf<DistillPass, PassKind::trains> {
  public:
   DistillOptions distill;
   std::string_view meaning() const override { return "Trains the whole model from a teacher."; }
-  void fields(FieldVisitor& visit) override { distill.fields(visit); }
+  void fields(runtime::FieldVisitor& visit) override { distill.fields(visit); }
   void check(const PassCheck& check) override;
   void files(const VisitFile& visit) override;
   const DistillOptions* training() const override { return &distill; }
 };
 
 // Why linears that are stored so cannot be trained, in words; empty: they can.
-std::string why_not_trained(const PackScheme& scheme);
+std::string why_not_trained(const runtime::PackScheme& scheme);
 
 // What the pipeline does one after the other: layerwise passes that stand next to each other share a phase, and each
 // training pass is one, as is the making of a student, which comes first. The last phase has the recipe's evaluations
@@ -106,4 +106,4 @@ std::vector<Recipe> phases_of(const Recipe& recipe);
 // Null for a layerwise phase.
 const DistillOptions* training_of(const Recipe& phase);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -4,25 +4,27 @@
 
 #include "runtime/format/linear_weights.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 using Value = YamlValue;
 
 // The names of all options that a recipe may give, in order; maps of their own before what is in them.
-class NamesOfFields : public FieldVisitor {
+class NamesOfFields : public runtime::FieldVisitor {
  public:
   std::vector<std::string> names;
 
  protected:
   void visit_bool(std::string_view name, bool&) override { add(name); }
-  void visit_integer(std::string_view name, int64_t&, const FieldLimits&) override { add(name); }
-  void visit_number(std::string_view name, double&, const FieldLimits&) override { add(name); }
-  void visit_optional(std::string_view name, std::optional<double>&, const FieldLimits&) override { add(name); }
+  void visit_integer(std::string_view name, int64_t&, const runtime::FieldLimits&) override { add(name); }
+  void visit_number(std::string_view name, double&, const runtime::FieldLimits&) override { add(name); }
+  void visit_optional(std::string_view name, std::optional<double>&, const runtime::FieldLimits&) override {
+    add(name);
+  }
   void visit_text(std::string_view name, std::string&) override { add(name); }
   void visit_texts(std::string_view name, std::vector<std::string>&) override { add(name); }
   void visit_choice(std::string_view name, std::span<const std::string_view>, size_t&) override { add(name); }
-  void visit_integers(std::string_view name, std::vector<int64_t>&, const FieldLimits&) override { add(name); }
+  void visit_integers(std::string_view name, std::vector<int64_t>&, const runtime::FieldLimits&) override { add(name); }
   void visit_other(std::string_view name) override { add(name); }
   bool enter(std::string_view name) override {
     add(name);
@@ -37,9 +39,9 @@ class NamesOfFields : public FieldVisitor {
   std::string prefix_;
 };
 
-int64_t read_integer(const Value& value, const FieldLimits& limits) {
+int64_t read_integer(const Value& value, const runtime::FieldLimits& limits) {
   if (limits.values.empty()) {
-    const WholeLimits whole = whole_limits(limits);
+    const runtime::WholeLimits whole = runtime::whole_limits(limits);
     return value.integer(whole.low, whole.high);
   }
   const auto [low, high] = std::minmax_element(limits.values.begin(), limits.values.end());
@@ -49,13 +51,13 @@ int64_t read_integer(const Value& value, const FieldLimits& limits) {
   for (size_t i = 0; i < limits.values.size(); ++i) {
     if (i > 0) allowed += i + 1 == limits.values.size() ? " or " : ", ";
     allowed += std::to_string(limits.values[i]);
-    if (limits.values[i] == kPerChannel) allowed += " (one scale per output channel)";
+    if (limits.values[i] == runtime::kPerChannel) allowed += " (one scale per output channel)";
   }
   value.fail("expected " + allowed + ", found " + std::to_string(found));
 }
 
 // Gives the options their values.
-class OptionReader : public FieldVisitor {
+class OptionReader : public runtime::FieldVisitor {
  public:
   explicit OptionReader(const GivenOptions& given) : given_(given) {}
 
@@ -63,13 +65,14 @@ class OptionReader : public FieldVisitor {
   void visit_bool(std::string_view name, bool& value) override {
     if (const Value* v = find(name)) value = v->boolean();
   }
-  void visit_integer(std::string_view name, int64_t& value, const FieldLimits& limits) override {
+  void visit_integer(std::string_view name, int64_t& value, const runtime::FieldLimits& limits) override {
     if (const Value* v = find(name)) value = read_integer(*v, limits);
   }
-  void visit_number(std::string_view name, double& value, const FieldLimits& limits) override {
+  void visit_number(std::string_view name, double& value, const runtime::FieldLimits& limits) override {
     if (const Value* v = find(name)) value = v->number(limits.low, limits.high);
   }
-  void visit_optional(std::string_view name, std::optional<double>& value, const FieldLimits& limits) override {
+  void visit_optional(std::string_view name, std::optional<double>& value,
+                      const runtime::FieldLimits& limits) override {
     if (const Value* v = find(name)) value = v->number(limits.low, limits.high);
   }
   void visit_text(std::string_view name, std::string& value) override {
@@ -92,7 +95,7 @@ class OptionReader : public FieldVisitor {
     for (size_t i = 0; i < names.size(); ++i) choices.emplace_back(names[i], i);
     index = v->choice<size_t>(choices);
   }
-  void visit_integers(std::string_view name, std::vector<int64_t>& value, const FieldLimits& limits) override {
+  void visit_integers(std::string_view name, std::vector<int64_t>& value, const runtime::FieldLimits& limits) override {
     const Value* v = find(name);
     if (v == nullptr) return;
     value.clear();
@@ -140,14 +143,14 @@ void take(const Value& value, const std::vector<std::string>& names, const std::
 
 }  // namespace
 
-std::vector<std::string> names_of_fields(const VisitFields& fields) {
+std::vector<std::string> names_of_fields(const runtime::VisitFields& fields) {
   NamesOfFields names;
   fields(names);
   return std::move(names.names);
 }
 
-GivenOptions read_fields(const YamlValue& value, const VisitFields& fields, const std::vector<std::string>& allowed,
-                         const YamlValue::Explain& explain) {
+GivenOptions read_fields(const YamlValue& value, const runtime::VisitFields& fields,
+                         const std::vector<std::string>& allowed, const YamlValue::Explain& explain) {
   GivenOptions given;
   take(value, allowed.empty() ? names_of_fields(fields) : allowed, "", explain, given);
   OptionReader reader(given);
@@ -163,4 +166,4 @@ GivenOptions within(const GivenOptions& given, const std::string& key) {
   return inner;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace pare {
+namespace pare::compress {
 
 // --- operations, of passes ---
 
@@ -61,4 +61,4 @@ inline constexpr double kTensorsOfLoss = 15.0;
 // A run predicts its size before calibration has counted outlier columns. It assumes one in this many.
 inline constexpr int64_t kExpectedOutlierShare = 8;
 
-}  // namespace pare
+}  // namespace pare::compress

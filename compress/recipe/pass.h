@@ -19,7 +19,7 @@
 #include "runtime/format/fields.h"
 #include "runtime/format/stored_scheme.h"
 
-namespace pare {
+namespace pare::compress {
 
 // What a pass must know of a stage's input. Each includes the ones before; original: what the stage lacks of the
 // uncompressed model's, for FitOptions.
@@ -56,7 +56,7 @@ class PassCheck {
   void require_calibration(std::string_view key, const std::string& what, const std::string& instead = {}) const;
   // Of passes that can be fitted to the original: switches it off where the data do not allow it and the recipe does
   // not ask for it; fails where it does.
-  void check_fit(FitOptions& options) const;
+  void check_fit(quant::FitOptions& options) const;
 };
 
 class PassOptions;
@@ -68,9 +68,9 @@ using VisitFile = std::function<void(std::string_view key, std::string& path)>;
 
 // How the layers of a pass share one ratio of zeros.
 struct SharedRatio {
-  Allocation allocation = Allocation::layer;
+  prune::Allocation allocation = prune::Allocation::layer;
   double ratio = 0.0;
-  OwlOptions owl = {};  // of Allocation::owl
+  prune::OwlOptions owl = {};  // of Allocation::owl
 };
 
 // How many weights a layer keeps where its own options do not say it: found before the walk (allocate_sparsity).
@@ -79,7 +79,7 @@ struct LayerShare {
   double threshold = 0.0;  // of global: magnitudes above it are kept, and of those equal to it ...
   int64_t num_equal = 0;   // ... so many
 
-  void fields(FieldVisitor& visit) {
+  void fields(runtime::FieldVisitor& visit) {
     visit("ratio", ratio);
     visit("threshold", threshold);
     visit("num_equal", num_equal);
@@ -105,7 +105,7 @@ class PassOptions {
   virtual std::string_view meaning() const = 0;
   // Every option (fields.h): those of the recipe under its keys, with what they mean, and those that are decided
   // elsewhere.
-  virtual void fields(FieldVisitor& visit) = 0;
+  virtual void fields(runtime::FieldVisitor& visit) = 0;
   // Completes what depends on other options or on whether there are data, and refuses what does not go together.
   virtual void check(const PassCheck&) {}
 
@@ -125,22 +125,22 @@ class PassOptions {
   virtual bool needs_range() const;
 
   // How the step stores a layer, in `scheme`, which says how the steps before it do.
-  virtual void store(PackScheme&) const {}
+  virtual void store(runtime::PackScheme&) const {}
   // Of passes that round to a grid of bits and groups: that grid. Of passes that round inputs: their format.
-  virtual const GridOptions* grid() const { return nullptr; }
-  virtual const InputFormat* input() const { return nullptr; }
+  virtual const quant::GridOptions* grid() const { return nullptr; }
+  virtual const runtime::InputFormat* input() const { return nullptr; }
   // Of passes that can fit a layer to the original model: whether they do. need() says it as well.
-  virtual const FitOptions* fit() const { return nullptr; }
-  FitOptions* fit() { return const_cast<FitOptions*>(std::as_const(*this).fit()); }
-  GridOptions* grid() { return const_cast<GridOptions*>(std::as_const(*this).grid()); }
+  virtual const quant::FitOptions* fit() const { return nullptr; }
+  quant::FitOptions* fit() { return const_cast<quant::FitOptions*>(std::as_const(*this).fit()); }
+  quant::GridOptions* grid() { return const_cast<quant::GridOptions*>(std::as_const(*this).grid()); }
   // The type that scales are stored in, which the model's own type and the container decide.
-  virtual void set_scale_dtype(DType) {}
+  virtual void set_scale_dtype(runtime::DType) {}
   // The pattern N:M to which the pass prunes; dense: to none. The order of passes, a budget and the search of scales
   // ask it of passes that round, which may prune as well.
-  virtual SparsePattern pattern() const { return {}; }
+  virtual runtime::SparsePattern pattern() const { return {}; }
   // Of passes that round column by column, so that later columns make up for the errors of earlier ones: that loop.
   // The search of scales and the survey ask it, because it decides what an error of a column costs.
-  virtual const GptqOptions* column_loop() const { return nullptr; }
+  virtual const quant::GptqOptions* column_loop() const { return nullptr; }
   // Of passes that scale inputs: why they cannot prepare weights for `rounding`, as what follows their own key; empty:
   // they can. `key` is that of `rounding`. The order of passes asks it of a recipe and refuses it. The plan asks it of
   // each layer, and does not scale its input. By default the rounding must have a grid.
@@ -206,4 +206,4 @@ std::shared_ptr<Options> copy_of(const PassOptions& options) {
   return std::shared_ptr<Options>(static_cast<Options*>(options.clone().release()));
 }
 
-}  // namespace pare
+}  // namespace pare::compress

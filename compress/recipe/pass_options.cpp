@@ -8,7 +8,7 @@
 #include "runtime/containers/bitsandbytes_int8.h"
 #include "runtime/containers/pare_int8.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 // Returns a pattern of the layers that have this name in any block: "model.layers.*.mlp.down_proj".
@@ -24,41 +24,42 @@ double rounding_operations(const StageExtent& stage, double per_column) {
 
 // `activations:` of a pass that has these choices.
 struct ActivationsOption {
-  InputFormat& format;
-  const InputChoices& choices;
-  void fields(FieldVisitor& visit) { format.fields(visit, choices); }
+  runtime::InputFormat& format;
+  const runtime::InputChoices& choices;
+  void fields(runtime::FieldVisitor& visit) { format.fields(visit, choices); }
 };
 
-void visit_activations(FieldVisitor& visit, InputFormat& format, const InputChoices& choices) {
+void visit_activations(runtime::FieldVisitor& visit, runtime::InputFormat& format,
+                       const runtime::InputChoices& choices) {
   ActivationsOption activations{format, choices};
   visit("activations", activations,
         "The inputs of linears are rounded as well. A type alone stands for a map with that type, as `activations: " +
-            std::string(name_of(choices.types.back())) + "`.");
+            std::string(runtime::name_of(choices.types.back())) + "`.");
 }
 
-const InputChoices& int8_or_none() {
-  static const InputChoices kChoices = {.types = {InputType::plain, InputType::int8}};
+const runtime::InputChoices& int8_or_none() {
+  static const runtime::InputChoices kChoices = {.types = {runtime::InputType::plain, runtime::InputType::int8}};
   return kChoices;
 }
 
 // What `activations:` says, once it is read. A map says how and leaves the type to the pass.
-void check_activations(const PassCheck& check, InputType type, InputFormat& format) {
+void check_activations(const PassCheck& check, runtime::InputType type, runtime::InputFormat& format) {
   if (check.is_map("activations") && !check.was_given("activations.type")) format.type = type;
-  if (format.range == InputRange::static_) {
+  if (format.range == runtime::InputRange::static_) {
     check.require_calibration("activations", "a static range is measured on calibration data", "use token or tensor");
   }
 }
 
-StatisticsNeed need_of(const InputFormat& activations) {
-  return activations.range == InputRange::static_ ? StatisticsNeed::hessian_diagonal : StatisticsNeed::none;
+StatisticsNeed need_of(const runtime::InputFormat& activations) {
+  return activations.range == runtime::InputRange::static_ ? StatisticsNeed::hessian_diagonal : StatisticsNeed::none;
 }
 
 std::string group_words(int64_t group_size) {
-  return group_size == kPerChannel ? "per channel" : "g" + std::to_string(group_size);
+  return group_size == runtime::kPerChannel ? "per channel" : "g" + std::to_string(group_size);
 }
 
-bool uses_hessian(ScaleSearch scales) {
-  return scales == ScaleSearch::hessian_diagonal || scales == ScaleSearch::hessian;
+bool uses_hessian(quant::ScaleSearch scales) {
+  return scales == quant::ScaleSearch::hessian_diagonal || scales == quant::ScaleSearch::hessian;
 }
 
 }  // namespace
@@ -68,7 +69,7 @@ void PassCheck::require_calibration(std::string_view key, const std::string& wha
   fail(key, what + ": add 'calibration:' to the recipe" + (instead.empty() ? "" : ", or " + instead));
 }
 
-void PassCheck::check_fit(FitOptions& options) const {
+void PassCheck::check_fit(quant::FitOptions& options) const {
   options.is_asked = was_given("fit");
   if (!options.is_asked && (!has_calibration() || has_statistics_file())) options.fit = false;
   if (!options.fit) return;
@@ -95,7 +96,7 @@ void PassOptions::settle(const std::string&, const std::function<int(std::string
 void PassOptions::check_layer(const std::string&, int64_t, int64_t) const {}
 
 bool PassOptions::needs_range() const {
-  return input() != nullptr && input()->range == InputRange::static_;
+  return input() != nullptr && input()->range == runtime::InputRange::static_;
 }
 
 std::string PassOptions::why_not_before(const PassOptions& rounding, std::string_view key) const {
@@ -104,7 +105,7 @@ std::string PassOptions::why_not_before(const PassOptions& rounding, std::string
 }
 
 bool stores_codes(const PassOptions& pass) {
-  PackScheme scheme = dense_scheme();
+  runtime::PackScheme scheme = runtime::dense_scheme();
   pass.store(scheme);
   return !scheme.is_dense();
 }
@@ -125,7 +126,7 @@ std::string pass_names(PassKind kind) {
 }
 
 std::string describe(const Step& step) {
-  FieldDescription description;
+  runtime::FieldDescription description;
   step.options->clone()->fields(description);
   return std::string(step.row->key) + ": " + description.text();
 }
@@ -138,19 +139,19 @@ namespace {
 using Refuse = std::function<void(std::string_view key, const std::string& why)>;
 
 // Gives bits, groups and zeros what the code decides.
-void complete_by_code(GridOptions& grid, const Refuse& refuse) {
-  const WeightCode& code = *grid.code;
+void complete_by_code(quant::GridOptions& grid, const Refuse& refuse) {
+  const runtime::WeightCode& code = *grid.code;
   const std::string name(code.name);
   if (!code.has_width(grid.bits)) {
-    refuse("bits", name + " codes have " + widths_text(code) + " bits, found " + std::to_string(grid.bits));
+    refuse("bits", name + " codes have " + runtime::widths_text(code) + " bits, found " + std::to_string(grid.bits));
     grid.bits = code.widths.front();
   }
   if (code.block != 0 && grid.group_size != code.block) {
     refuse("group_size", name + " has one scale for every " + std::to_string(code.block) + " inputs");
     grid.group_size = code.block;
-  } else if (code.block == 0 &&
-             std::find(kGroupSizes.begin(), kGroupSizes.end(), grid.group_size) == kGroupSizes.end()) {
-    grid.group_size = GridOptions{}.group_size;  // the pass's code has blocks, and that of the override has none
+  } else if (code.block == 0 && std::find(quant::kGroupSizes.begin(), quant::kGroupSizes.end(), grid.group_size) ==
+                                    quant::kGroupSizes.end()) {
+    grid.group_size = quant::GridOptions{}.group_size;  // the pass's code has blocks, and that of the override has none
   }
   if (!code.is_integer() && !grid.symmetric) {
     refuse("symmetric", name + " codes have no zero points");
@@ -177,7 +178,7 @@ bool GridPass<Options>::is_overridable(std::string_view key) const {
 
 template <typename Options>
 void GridPass<Options>::check(const PassCheck& check) {
-  GridOptions& grid = *static_cast<PassOptions&>(*this).grid();
+  quant::GridOptions& grid = *static_cast<PassOptions&>(*this).grid();
   complete_by_code(grid, [&](std::string_view key, const std::string& why) {
     if (check.was_given(key)) check.fail(key, why + ": leave '" + std::string(key) + "' or 'code' out");
   });
@@ -189,31 +190,31 @@ void GridPass<Options>::check(const PassCheck& check) {
   }
   if (check.was_given("scales") && uses_hessian(grid.scales)) {
     check.require_calibration("scales",
-                              std::string(name_of(grid.scales)) + " weighs errors with calibration statistics",
+                              std::string(runtime::name_of(grid.scales)) + " weighs errors with calibration statistics",
                               "use squared_error");
   }
   if (check.was_given("refine") && refine.sweeps > 0) {
     check.require_calibration("refine", "refine needs calibration data", "leave it out");
   }
   check.check_fit(fitting);
-  check_activations(check, InputType::int8, activations);
+  check_activations(check, runtime::InputType::int8, activations);
   if (this->column_loop() != nullptr) check.require_calibration({}, "gptq needs calibration data");
   if (grid.per_tensor) {
-    if (grid.group_size != kPerChannel) {
+    if (grid.group_size != runtime::kPerChannel) {
       check.fail({}, "per_tensor: one scale for the whole weight leaves no room for groups: add 'group_size: -1'");
     }
-    if (grid.scales == ScaleSearch::hessian) {
+    if (grid.scales == quant::ScaleSearch::hessian) {
       check.fail({}, "per_tensor: 'scales: hessian' searches groups of a row");
     }
     refine.grids = false;  // rows share their scale
   }
-  if (!check.was_given("scales") && !check.has_calibration()) grid.scales = ScaleSearch::squared_error;
+  if (!check.was_given("scales") && !check.has_calibration()) grid.scales = quant::ScaleSearch::squared_error;
 }
 
 template <typename Options>
 void GridPass<Options>::check_layer(const std::string& layer, int64_t num_out, int64_t num_in) const {
-  const GridOptions& grid = *static_cast<const PassOptions&>(*this).grid();
-  if (grid.group_size == kPerChannel) return;
+  const quant::GridOptions& grid = *static_cast<const PassOptions&>(*this).grid();
+  if (grid.group_size == runtime::kPerChannel) return;
   if (grid.per_tensor) {
     throw std::invalid_argument("layer " + layer + ": per_tensor leaves no room for groups of " +
                                 std::to_string(grid.group_size) + ": drop one of them");
@@ -227,8 +228,8 @@ void GridPass<Options>::check_layer(const std::string& layer, int64_t num_out, i
         pattern_of_all_blocks(layer) + "\": {code: int, group_size: -1}}}' beside the pass's name");
   }
   std::string divisors;
-  for (const int64_t size : kGroupSizes) {
-    if (size != kPerChannel && num_in % size == 0) divisors += std::to_string(size) + ", ";
+  for (const int64_t size : quant::kGroupSizes) {
+    if (size != runtime::kPerChannel && num_in % size == 0) divisors += std::to_string(size) + ", ";
   }
   throw std::invalid_argument("layer " + layer + " [" + std::to_string(num_out) + ", " + std::to_string(num_in) +
                               "]: group size " + std::to_string(grid.group_size) + " does not divide its " +
@@ -241,40 +242,40 @@ void GridPass<Options>::check_layer(const std::string& layer, int64_t num_out, i
 template <typename Options>
 StatisticsNeed GridPass<Options>::need() const {
   if (fitting.fit) return StatisticsNeed::original;
-  const ScaleSearch scales = static_cast<const PassOptions&>(*this).grid()->scales;
-  if (this->column_loop() != nullptr || refine.sweeps > 0 || scales == ScaleSearch::hessian) {
+  const quant::ScaleSearch scales = static_cast<const PassOptions&>(*this).grid()->scales;
+  if (this->column_loop() != nullptr || refine.sweeps > 0 || scales == quant::ScaleSearch::hessian) {
     return StatisticsNeed::hessian;
   }
-  return scales == ScaleSearch::hessian_diagonal ? StatisticsNeed::hessian_diagonal : need_of(activations);
+  return scales == quant::ScaleSearch::hessian_diagonal ? StatisticsNeed::hessian_diagonal : need_of(activations);
 }
 
 template <typename Options>
-void GridPass<Options>::store(PackScheme& scheme) const {
-  const GridOptions& grid = *static_cast<const PassOptions&>(*this).grid();
+void GridPass<Options>::store(runtime::PackScheme& scheme) const {
+  const quant::GridOptions& grid = *static_cast<const PassOptions&>(*this).grid();
   scheme.code = grid.code;
-  scheme.layout = CodeLayout::packed;
+  scheme.layout = runtime::CodeLayout::packed;
   scheme.bits = grid.bits;
   scheme.group_size = grid.group_size;
   scheme.symmetric = grid.symmetric;
   scheme.per_tensor = grid.per_tensor;
   scheme.input = activations;
-  const GptqOptions* const loop = this->column_loop();
+  const quant::GptqOptions* const loop = this->column_loop();
   // Without groups the order leaves no trace in what is stored.
-  if (loop == nullptr || grid.group_size == kPerChannel) return;
-  scheme.act_order = loop->act_order == ActOrder::none    ? StoredActOrder::none
-                     : loop->act_order == ActOrder::group ? StoredActOrder::group
-                                                          : StoredActOrder::weight;
+  if (loop == nullptr || grid.group_size == runtime::kPerChannel) return;
+  scheme.act_order = loop->act_order == quant::ActOrder::none    ? runtime::StoredActOrder::none
+                     : loop->act_order == quant::ActOrder::group ? runtime::StoredActOrder::group
+                                                                 : runtime::StoredActOrder::weight;
 }
 
 template <typename Options>
-void GridPass<Options>::set_scale_dtype(DType dtype) {
-  GridOptions& grid = *static_cast<PassOptions&>(*this).grid();
+void GridPass<Options>::set_scale_dtype(runtime::DType dtype) {
+  quant::GridOptions& grid = *static_cast<PassOptions&>(*this).grid();
   grid.scale_dtype = grid.code->scale_dtype.value_or(dtype);
 }
 
 template <typename Options>
 std::string GridPass<Options>::words(std::string_view key) const {
-  const GridOptions& grid = *static_cast<const PassOptions&>(*this).grid();
+  const quant::GridOptions& grid = *static_cast<const PassOptions&>(*this).grid();
   const std::string code = grid.code->is_integer() ? std::to_string(grid.bits) + " bits" : std::string(grid.code->name);
   return std::string(key) + " " + code + " " + group_words(grid.group_size) + (grid.symmetric ? "" : " asymmetric");
 }
@@ -288,14 +289,14 @@ double GridPass<Options>::operations(const StageExtent& stage) const {
 template class GridPass<RtnPass>;
 template class GridPass<GptqPass>;
 
-void RtnPass::fields(FieldVisitor& visit) {
+void RtnPass::fields(runtime::FieldVisitor& visit) {
   rounding.fields(visit);
   refine.fields(visit);
   fitting.fields(visit);
   visit_activations(visit, activations, int8_or_none());
 }
 
-void GptqPass::fields(FieldVisitor& visit) {
+void GptqPass::fields(runtime::FieldVisitor& visit) {
   gptq.fields(visit);
   refine.fields(visit);
   fitting.fields(visit);
@@ -318,12 +319,12 @@ void GptqPass::check(const PassCheck& check) {
     return;
   }
   try {
-    parse_pattern(prune);
+    prune::parse_pattern(prune);
   } catch (const std::invalid_argument& error) {
     check.fail("prune", error.what());
   }
   if (pattern().is_dense()) check.fail("prune", "expected N:M, as 2:4, or none, found " + prune);
-  if (gptq.act_order == ActOrder::group) {
+  if (gptq.act_order == quant::ActOrder::group) {
     check.fail("act_order",
                "groups of columns in another order tear the pattern " + prune + " apart: use static or none");
   }
@@ -335,7 +336,7 @@ void GptqPass::check_layer(const std::string& layer, int64_t num_out, int64_t nu
   check_pattern_fits(pattern(), layer, num_out, num_in);
 }
 
-void GptqPass::store(PackScheme& scheme) const {
+void GptqPass::store(runtime::PackScheme& scheme) const {
   GridPass::store(scheme);
   store_pattern(pattern(), storage, scheme);
 }
@@ -357,33 +358,34 @@ int64_t GptqPass::working_bytes(const StageExtent& stage) const {
 
 // --- fp8 ---
 
-void Fp8Pass::fields(FieldVisitor& visit) {
-  static const InputChoices kChoices = {.types = {InputType::plain, InputType::fp8}, .has_zero_points = false};
+void Fp8Pass::fields(runtime::FieldVisitor& visit) {
+  static const runtime::InputChoices kChoices = {.types = {runtime::InputType::plain, runtime::InputType::fp8},
+                                                 .has_zero_points = false};
   visit("per_tensor", per_tensor, "The whole weight shares one scale. With `false` each row has its own.");
   visit_activations(visit, activations, kChoices);
   visit.decided("scale_dtype", scale_dtype);
 }
 
 void Fp8Pass::check(const PassCheck& check) {
-  check_activations(check, InputType::fp8, activations);
+  check_activations(check, runtime::InputType::fp8, activations);
 }
 
 StatisticsNeed Fp8Pass::need() const {
   return need_of(activations);
 }
 
-void Fp8Pass::store(PackScheme& scheme) const {
-  scheme.code = &kFp8Code;
-  scheme.layout = CodeLayout::packed;
+void Fp8Pass::store(runtime::PackScheme& scheme) const {
+  scheme.code = &runtime::kFp8Code;
+  scheme.layout = runtime::CodeLayout::packed;
   scheme.bits = 8;
-  scheme.group_size = kPerChannel;
+  scheme.group_size = runtime::kPerChannel;
   scheme.symmetric = true;
   scheme.per_tensor = per_tensor;
   scheme.input = activations;
 }
 
 std::string Fp8Pass::words(std::string_view key) const {
-  return std::string(key) + " 8 bits " + group_words(kPerChannel);
+  return std::string(key) + " 8 bits " + group_words(runtime::kPerChannel);
 }
 
 double Fp8Pass::operations(const StageExtent& stage) const {
@@ -392,51 +394,53 @@ double Fp8Pass::operations(const StageExtent& stage) const {
 
 // --- llm_int8 ---
 
-void LlmInt8Pass::fields(FieldVisitor& visit) {
+void LlmInt8Pass::fields(runtime::FieldVisitor& visit) {
   // As the method is published.
-  static const InputChoices kChoices = {.types = {InputType::int8}, .ranges = {InputRange::token}};
+  static const runtime::InputChoices kChoices = {.types = {runtime::InputType::int8},
+                                                 .ranges = {runtime::InputRange::token}};
   llm_int8.fields(visit);
   visit_activations(visit, activations, kChoices);
 }
 
 void LlmInt8Pass::check(const PassCheck& check) {
-  if (llm_int8.measure == OutlierMeasure::median_absmax) {
+  if (llm_int8.measure == quant::OutlierMeasure::median_absmax) {
     check.require_calibration("measure", "the median channel is known from calibration", "use rms");
   }
-  if (llm_int8.time == OutlierTime::static_) {
+  if (llm_int8.time == quant::OutlierTime::static_) {
     check.require_calibration("outliers", "static outlier columns are found in calibration data", "use dynamic");
   }
   // bitsandbytes' file has one threshold for all layers and finds its columns itself, with symmetric inputs.
-  const bool fits =
-      llm_int8.measure == OutlierMeasure::absolute && llm_int8.time == OutlierTime::dynamic && activations.symmetric;
-  if (check.was_given("layout") && llm_int8.layout == LlmInt8Layout::bitsandbytes && !fits) {
+  const bool fits = llm_int8.measure == quant::OutlierMeasure::absolute &&
+                    llm_int8.time == quant::OutlierTime::dynamic && activations.symmetric;
+  if (check.was_given("layout") && llm_int8.layout == quant::LlmInt8Layout::bitsandbytes && !fits) {
     check.fail({},
                "layout bitsandbytes stores one absolute threshold, finds outliers dynamically and rounds inputs "
                "symmetrically: use 'layout: pare' for relative thresholds, static columns or asymmetric inputs");
   }
-  if (!check.was_given("layout")) llm_int8.layout = fits ? LlmInt8Layout::bitsandbytes : LlmInt8Layout::own;
+  if (!check.was_given("layout"))
+    llm_int8.layout = fits ? quant::LlmInt8Layout::bitsandbytes : quant::LlmInt8Layout::own;
 }
 
 bool LlmInt8Pass::needs_range() const {
-  return llm_int8.time == OutlierTime::static_ || llm_int8.measure == OutlierMeasure::median_absmax;
+  return llm_int8.time == quant::OutlierTime::static_ || llm_int8.measure == quant::OutlierMeasure::median_absmax;
 }
 
-void LlmInt8Pass::store(PackScheme& scheme) const {
-  const bool is_own = llm_int8.layout == LlmInt8Layout::own;
-  scheme.container = std::string(is_own ? kPareInt8 : kBitsAndBytes);
+void LlmInt8Pass::store(runtime::PackScheme& scheme) const {
+  const bool is_own = llm_int8.layout == quant::LlmInt8Layout::own;
+  scheme.container = std::string(is_own ? runtime::kPareInt8 : runtime::kBitsAndBytes);
   scheme.pattern = {};  // neither packs one: zeros are stored
-  scheme.code = &kIntegerCode;
-  scheme.layout = CodeLayout::bytes;
+  scheme.code = &runtime::kIntegerCode;
+  scheme.layout = runtime::CodeLayout::bytes;
   scheme.bits = 8;
-  scheme.group_size = kPerChannel;
+  scheme.group_size = runtime::kPerChannel;
   scheme.symmetric = true;
   scheme.input = activations;
-  if (llm_int8.measure == OutlierMeasure::rms) scheme.input.outliers = OutlierRule::relative;
-  if (llm_int8.time == OutlierTime::static_) scheme.input.outliers = OutlierRule::columns;
+  if (llm_int8.measure == quant::OutlierMeasure::rms) scheme.input.outliers = runtime::OutlierRule::relative;
+  if (llm_int8.time == quant::OutlierTime::static_) scheme.input.outliers = runtime::OutlierRule::columns;
 }
 
 std::string LlmInt8Pass::words(std::string_view key) const {
-  return std::string(key) + " 8 bits " + group_words(kPerChannel);
+  return std::string(key) + " 8 bits " + group_words(runtime::kPerChannel);
 }
 
 double LlmInt8Pass::operations(const StageExtent& stage) const {
@@ -446,14 +450,14 @@ double LlmInt8Pass::operations(const StageExtent& stage) const {
 // --- activations ---
 
 // The pass's own value is the format: `activations: int8`, or a map of how.
-void ActivationsPass::fields(FieldVisitor& visit) {
-  static const InputChoices kChoices = {.types = {InputType::int8}};
+void ActivationsPass::fields(runtime::FieldVisitor& visit) {
+  static const runtime::InputChoices kChoices = {.types = {runtime::InputType::int8}};
   activations.fields(visit, kChoices);
   visit.decided("scale_dtype", scale_dtype);
 }
 
 void ActivationsPass::check(const PassCheck& check) {
-  if (activations.range == InputRange::static_) {
+  if (activations.range == runtime::InputRange::static_) {
     check.require_calibration({}, "a static range is measured on calibration data", "use token or tensor");
   }
 }
@@ -462,11 +466,11 @@ StatisticsNeed ActivationsPass::need() const {
   return need_of(activations);
 }
 
-void ActivationsPass::store(PackScheme& scheme) const {
+void ActivationsPass::store(runtime::PackScheme& scheme) const {
   scheme.code = nullptr;
-  scheme.layout = CodeLayout::packed;
-  scheme.bits = kDenseBits;
-  scheme.group_size = kPerChannel;
+  scheme.layout = runtime::CodeLayout::packed;
+  scheme.bits = runtime::kDenseBits;
+  scheme.group_size = runtime::kPerChannel;
   scheme.symmetric = true;
   scheme.input = activations;
 }
@@ -513,11 +517,11 @@ std::string SmoothQuantPass::why_not_before(const PassOptions& rounding, std::st
 }
 
 double SmoothQuantPass::operations(const StageExtent& stage) const {
-  const double num_candidates = smoothquant.alpha ? 2.0 : 2.0 + static_cast<double>(kSmoothAlphas.size());
-  const GridOptions* grid = stage.rounding == nullptr ? nullptr : stage.rounding->grid();
+  const double num_candidates = smoothquant.alpha ? 2.0 : 2.0 + static_cast<double>(quant::kSmoothAlphas.size());
+  const quant::GridOptions* grid = stage.rounding == nullptr ? nullptr : stage.rounding->grid();
   const bool searches = grid != nullptr && grid->bits != 8;
   return num_candidates * stage.num_weights() *
          (kSmoothOpsPerWeight + (searches ? kSearchOpsPerWeight : 0.0) + 2.0 * static_cast<double>(kNumSampleRows));
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -5,49 +5,51 @@
 
 #include "compress/recipe/measured_costs.h"
 
-namespace pare {
+namespace pare::compress {
 
-void store_pattern(const SparsePattern& pattern, SparseStorage storage, PackScheme& scheme) {
-  if (pattern != kTwoOfFour || storage != SparseStorage::packed) return;
-  if (scheme.container != kCompressedTensors && scheme.container != kPareSparse24) return;
+void store_pattern(const runtime::SparsePattern& pattern, SparseStorage storage, runtime::PackScheme& scheme) {
+  if (pattern != runtime::kTwoOfFour || storage != SparseStorage::packed) return;
+  if (scheme.container != runtime::kCompressedTensors && scheme.container != runtime::kPareSparse24) return;
   scheme.pattern = pattern;
-  scheme.container = kPareSparse24;
+  scheme.container = runtime::kPareSparse24;
 }
 
-void visit_storage(FieldVisitor& visit, SparseStorage& storage) {
+void visit_storage(runtime::FieldVisitor& visit, SparseStorage& storage) {
   visit("storage", storage,
         "`dense-with-zeros` stores what is pruned as zeros, which every engine reads. `packed` stores only what 2:4 "
         "keeps, which only pare reads.");
 }
 
-void check_storage(const PassCheck& check, const SparsePattern& pattern, SparseStorage storage) {
-  if (!check.was_given("storage") || storage != SparseStorage::packed || pattern == kTwoOfFour) return;
-  check.fail("storage", "only 2:4 is packed, found the pattern " + pattern_text(pattern) + ": leave it out");
+void check_storage(const PassCheck& check, const runtime::SparsePattern& pattern, SparseStorage storage) {
+  if (!check.was_given("storage") || storage != SparseStorage::packed || pattern == runtime::kTwoOfFour) return;
+  check.fail("storage", "only 2:4 is packed, found the pattern " + prune::pattern_text(pattern) + ": leave it out");
 }
 
-void check_pattern_fits(const SparsePattern& pattern, const std::string& layer, int64_t num_out, int64_t num_in) {
+void check_pattern_fits(const runtime::SparsePattern& pattern, const std::string& layer, int64_t num_out,
+                        int64_t num_in) {
   if (pattern.is_dense() || num_in % pattern.group == 0) return;
   throw std::invalid_argument(
       "layer " + layer + " [" + std::to_string(num_out) + ", " + std::to_string(num_in) + "]: the pattern " +
-      pattern_text(pattern) + " needs inputs in multiples of " + std::to_string(pattern.group) +
+      prune::pattern_text(pattern) + " needs inputs in multiples of " + std::to_string(pattern.group) +
       ": exclude the layer, or give it another with 'layers: " + "{override: {\"" + layer + "\": {...}}}'");
 }
 
 double PrunePass::pruned_share() const {
-  if (const SparsePattern kept = pattern(); !kept.is_dense()) {
+  if (const runtime::SparsePattern kept = pattern(); !kept.is_dense()) {
     return 1.0 - static_cast<double>(kept.num_kept) / static_cast<double>(kept.group);
   }
-  return sparsity.allocation == Allocation::owl ? share.ratio : sparsity.ratio;
+  return sparsity.allocation == prune::Allocation::owl ? share.ratio : sparsity.ratio;
 }
 
 std::optional<SharedRatio> PrunePass::shared_ratio() const {
-  const bool is_shared = sparsity.allocation == Allocation::global || sparsity.allocation == Allocation::owl;
+  const bool is_shared =
+      sparsity.allocation == prune::Allocation::global || sparsity.allocation == prune::Allocation::owl;
   if (!is_shared || !pattern().is_dense()) return std::nullopt;
   return SharedRatio{sparsity.allocation, sparsity.ratio, owl};
 }
 
-void PrunePass::fields(FieldVisitor& visit) {
-  const std::vector<Allocation> known = allocations();
+void PrunePass::fields(runtime::FieldVisitor& visit) {
+  const std::vector<prune::Allocation> known = allocations();
   sparsity.fields(visit, known);
   owl.fields(visit);
   resolve.fields(visit);
@@ -58,7 +60,7 @@ void PrunePass::fields(FieldVisitor& visit) {
 
 void PrunePass::check(const PassCheck& check) {
   try {
-    parse_pattern(sparsity.pattern);
+    prune::parse_pattern(sparsity.pattern);
   } catch (const std::invalid_argument& error) {
     check.fail("pattern", error.what());
   }
@@ -67,21 +69,21 @@ void PrunePass::check(const PassCheck& check) {
     if (!check.was_given(key)) continue;
     if (is_structured) {
       check.fail(key, "the pattern " + sparsity.pattern + " says what is pruned: give '" + std::string(key) +
-                          "' with 'pattern: " + std::string(kUnstructured) + "', or leave it out");
+                          "' with 'pattern: " + std::string(prune::kUnstructured) + "', or leave it out");
     }
-    if (key.starts_with("owl") && sparsity.allocation != Allocation::owl) {
+    if (key.starts_with("owl") && sparsity.allocation != prune::Allocation::owl) {
       check.fail(key, "expected 'allocation: owl' as well");
     }
   }
   check_storage(check, pattern(), storage);
-  if (sparsity.allocation == Allocation::owl) {
+  if (sparsity.allocation == prune::Allocation::owl) {
     check.require_calibration("allocation", "owl counts outliers of the calibration's inputs", "use layer");
     if (sparsity.ratio - owl.bound < 0.0 || sparsity.ratio + owl.bound > 1.0) {
       check.fail("owl_bound", "the ratio minus and plus the bound must stay within 0 to 1");
     }
   }
   // 'resolve: 0' asks for the method as published, and a threshold over all layers is that of their own weights.
-  const bool has_threshold = sparsity.allocation == Allocation::global;
+  const bool has_threshold = sparsity.allocation == prune::Allocation::global;
   if (!check.was_given("fit") && (!resolves() || has_threshold)) fitting.fit = false;
   check.check_fit(fitting);
   if (fitting.fit && has_threshold) {
@@ -124,9 +126,9 @@ int64_t PrunePass::working_bytes(const StageExtent& stage) const {
   int64_t bytes = PassOptions::working_bytes(stage) + stage.width * stage.width * 4;
   if (resolve.exact) {
     // A ratio of a whole layer may leave rows whole.
-    const SparsePattern kept = pattern();
+    const runtime::SparsePattern kept = pattern();
     bytes += stage.num_threads *
-             resolve_exact_bytes(kept.is_dense() ? stage.width : stage.width * kept.num_kept / kept.group);
+             prune::resolve_exact_bytes(kept.is_dense() ? stage.width : stage.width * kept.num_kept / kept.group);
   }
   return bytes;
 }
@@ -140,14 +142,14 @@ StatisticsNeed WandaPass::need() const {
   return std::max(StatisticsNeed::hessian_diagonal, PrunePass::need());
 }
 
-void SparseGptPass::fields(FieldVisitor& visit) {
+void SparseGptPass::fields(runtime::FieldVisitor& visit) {
   PrunePass::fields(visit);
   visit(
       "mask", chooser,
       "`alps` chooses what is kept together with its new values. `sweep` chooses it column by column, as SparseGPT was "
       "published.");
   alps.fields(visit);
-  visit("damping", damping, {.low = kAboveZero, .high = 1.0},
+  visit("damping", damping, {.low = runtime::kAboveZero, .high = 1.0},
         "This share of the mean of H's diagonal is added to the diagonal.");
   visit("block_size", block_size, {.low = 1, .high = 4096},
         "Errors are spread over later columns in blocks of this many. It needs `mask: sweep`.");
@@ -158,16 +160,16 @@ void SparseGptPass::check(const PassCheck& check) {
   PrunePass::check(check);
   resolve.damping = damping;
   for (const std::string_view key : {"alps_rounds", "alps_penalties"}) {
-    if (chooser == MaskChooser::sweep && check.was_given(key)) check.fail(key, "expected 'mask: alps' as well");
+    if (chooser == prune::MaskChooser::sweep && check.was_given(key)) check.fail(key, "expected 'mask: alps' as well");
   }
-  if (chooser == MaskChooser::alps && check.was_given("block_size")) {
+  if (chooser == prune::MaskChooser::alps && check.was_given("block_size")) {
     check.fail("block_size", "blocks belong to 'mask: sweep'");
   }
 }
 
 double SparseGptPass::operations(const StageExtent& stage) const {
   const double width = static_cast<double>(stage.width);
-  const double choice = chooser == MaskChooser::sweep
+  const double choice = chooser == prune::MaskChooser::sweep
                             ? kSweepOpsPerWeight
                             : kProductOpsPerWeight * static_cast<double>(alps.num_penalties * alps.rounds);
   return PrunePass::operations(stage) + stage.num_weights() * width * choice;
@@ -175,7 +177,7 @@ double SparseGptPass::operations(const StageExtent& stage) const {
 
 int64_t SparseGptPass::working_bytes(const StageExtent& stage) const {
   int64_t bytes = PrunePass::working_bytes(stage);
-  if (chooser == MaskChooser::sweep) return bytes;
+  if (chooser == prune::MaskChooser::sweep) return bytes;
   if (!resolves()) bytes += stage.width * stage.width * 4;
   // Of all layers at once: in normalized columns the weight, its product with H, the solution, its dual and the
   // support, then Wanda's support, and the weight and the support that are found. And one inverse of H.
@@ -183,4 +185,4 @@ int64_t SparseGptPass::working_bytes(const StageExtent& stage) const {
   return bytes + stage.width * stage.width * 4;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -11,50 +11,51 @@
 #include "compress/recipe/pass.h"
 #include "prune/options.h"
 
-namespace pare {
+namespace pare::compress {
 
 // How a weight of two of four is stored: with its zeros, as any weight, which every engine reads; or what is kept and
 // where it stands (runtime/containers/pare_sparse24.h), which pare alone reads. Other patterns are stored with their
 // zeros.
 enum class SparseStorage { packed, dense };
-inline std::span<const EnumName<SparseStorage>> enum_names(SparseStorage) {
-  static constexpr std::array<EnumName<SparseStorage>, 2> kNames = {
+inline std::span<const runtime::EnumName<SparseStorage>> enum_names(SparseStorage) {
+  static constexpr std::array<runtime::EnumName<SparseStorage>, 2> kNames = {
       {{SparseStorage::packed, "packed"}, {SparseStorage::dense, "dense-with-zeros"}}};
   return kNames;
 }
 
 // What `scheme` becomes by the pattern, where it is to be packed and its container leaves that open.
-void store_pattern(const SparsePattern& pattern, SparseStorage storage, PackScheme& scheme);
+void store_pattern(const runtime::SparsePattern& pattern, SparseStorage storage, runtime::PackScheme& scheme);
 
-void visit_storage(FieldVisitor& visit, SparseStorage& storage);
+void visit_storage(runtime::FieldVisitor& visit, SparseStorage& storage);
 
 // Fails where a recipe asks to pack what is not packed.
-void check_storage(const PassCheck& check, const SparsePattern& pattern, SparseStorage storage);
+void check_storage(const PassCheck& check, const runtime::SparsePattern& pattern, SparseStorage storage);
 // Throws std::invalid_argument for a layer whose inputs do not divide into the pattern's groups.
-void check_pattern_fits(const SparsePattern& pattern, const std::string& layer, int64_t num_out, int64_t num_in);
+void check_pattern_fits(const runtime::SparsePattern& pattern, const std::string& layer, int64_t num_out,
+                        int64_t num_in);
 
 class PrunePass : public PassOptions {
  public:
-  SparsityOptions sparsity;
-  OwlOptions owl;
-  ResolveOptions resolve;
-  FitOptions fitting{.fit = true};
+  prune::SparsityOptions sparsity;
+  prune::OwlOptions owl;
+  prune::ResolveOptions resolve;
+  quant::FitOptions fitting{.fit = true};
   SparseStorage storage = SparseStorage::dense;
   LayerShare share;
 
   PassKind kind() const override { return PassKind::changes_weights; }
-  SparsePattern pattern() const override { return parse_pattern(sparsity.pattern); }
+  runtime::SparsePattern pattern() const override { return prune::parse_pattern(sparsity.pattern); }
   // The share of weights that becomes zero, of this layer.
   double pruned_share() const;
   bool resolves() const { return resolve.gradient_steps > 0; }
 
-  void fields(FieldVisitor& visit) override;
+  void fields(runtime::FieldVisitor& visit) override;
   void check(const PassCheck& check) override;
   bool is_overridable(std::string_view key) const override { return key == "pattern" || key == "ratio"; }
   void check_layer(const std::string& layer, int64_t num_out, int64_t num_in) const override;
   StatisticsNeed need() const override;
-  void store(PackScheme& scheme) const override { store_pattern(pattern(), storage, scheme); }
-  const FitOptions* fit() const override { return &fitting; }
+  void store(runtime::PackScheme& scheme) const override { store_pattern(pattern(), storage, scheme); }
+  const quant::FitOptions* fit() const override { return &fitting; }
   std::string words(std::string_view key) const override { return std::string(key) + " " + sparsity.pattern; }
   double operations(const StageExtent& stage) const override;
   int64_t working_bytes(const StageExtent& stage) const override;
@@ -63,18 +64,18 @@ class PrunePass : public PassOptions {
 
  private:
   // The ways of sharing a ratio among layers that the pass has.
-  virtual std::vector<Allocation> allocations() const = 0;
+  virtual std::vector<prune::Allocation> allocations() const = 0;
 };
 
 class MagnitudePass : public PrunePass {
  public:
-  MagnitudePass() { sparsity.allocation = Allocation::layer; }
+  MagnitudePass() { sparsity.allocation = prune::Allocation::layer; }
   std::string_view meaning() const override { return "Prunes the smallest weights."; }
   std::unique_ptr<PassOptions> clone() const override { return std::make_unique<MagnitudePass>(*this); }
 
  private:
-  std::vector<Allocation> allocations() const override {
-    return {Allocation::row, Allocation::layer, Allocation::global, Allocation::owl};
+  std::vector<prune::Allocation> allocations() const override {
+    return {prune::Allocation::row, prune::Allocation::layer, prune::Allocation::global, prune::Allocation::owl};
   }
 };
 
@@ -89,30 +90,34 @@ class WandaPass : public PrunePass {
   StatisticsNeed need() const override;
 
  private:
-  std::vector<Allocation> allocations() const override { return {Allocation::row, Allocation::layer, Allocation::owl}; }
+  std::vector<prune::Allocation> allocations() const override {
+    return {prune::Allocation::row, prune::Allocation::layer, prune::Allocation::owl};
+  }
 };
 
 class SparseGptPass : public PrunePass {
  public:
-  MaskChooser chooser = MaskChooser::alps;
-  AlpsOptions alps;
+  prune::MaskChooser chooser = prune::MaskChooser::alps;
+  prune::AlpsOptions alps;
   double damping = 0.01;  // of mean diag(H) over live columns, in the sweep, the choice of the mask and the re-solving
   int64_t block_size = 128;  // of the sweep
 
-  SparseGptPass() { sparsity.allocation = Allocation::layer; }
+  SparseGptPass() { sparsity.allocation = prune::Allocation::layer; }
   std::string_view meaning() const override {
     return "Prunes by what a weight costs when the others make up for it, as SparseGPT and ALPS do. It needs "
            "`calibration`.";
   }
   std::unique_ptr<PassOptions> clone() const override { return std::make_unique<SparseGptPass>(*this); }
-  void fields(FieldVisitor& visit) override;
+  void fields(runtime::FieldVisitor& visit) override;
   void check(const PassCheck& check) override;
   StatisticsNeed need() const override { return std::max(StatisticsNeed::hessian, PrunePass::need()); }
   double operations(const StageExtent& stage) const override;
   int64_t working_bytes(const StageExtent& stage) const override;
 
  private:
-  std::vector<Allocation> allocations() const override { return {Allocation::layer, Allocation::owl}; }
+  std::vector<prune::Allocation> allocations() const override {
+    return {prune::Allocation::layer, prune::Allocation::owl};
+  }
 };
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -11,7 +11,7 @@
 #include "runtime/system/atomic_file.h"
 #include "runtime/tokenizer/unicode.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 using Value = YamlValue;
@@ -67,8 +67,8 @@ void check_sensitivity(const Recipe& recipe, const std::optional<Value>& passes,
   if (!std::as_const(*rounding->options).grid()->code->is_integer()) {
     top.fail("'budget' chooses bits of integer codes: leave 'code' out");
   }
-  const GptqOptions* const loop = rounding->options->column_loop();
-  if (loop != nullptr && loop->act_order == ActOrder::group) {
+  const quant::GptqOptions* const loop = rounding->options->column_loop();
+  if (loop != nullptr && loop->act_order == quant::ActOrder::group) {
     top.fail("'budget' counts codes and scales; act_order group also stores an index for each input: use static");
   }
   if (!rounding->options->pattern().is_dense()) {
@@ -88,7 +88,7 @@ void check_sensitivity(const Recipe& recipe, const std::optional<Value>& passes,
     }
   }
   for (const LayerOverride& item : rounding->overrides) {
-    for (const NamedField& field : item.values) {
+    for (const runtime::NamedField& field : item.values) {
       if (field.name == "prune") {
         top.fail("'budget' chooses bits of weights that are all kept: take 'prune' out of the override of '" +
                  item.pattern + "', or give bits yourself");
@@ -102,8 +102,8 @@ void check_sensitivity(const Recipe& recipe, const std::optional<Value>& passes,
   }
 }
 
-std::string field_meaning(EvaluationOptions& options, std::string_view key) {
-  for (const OptionRow& row : option_rows(fields_of(options))) {
+std::string field_meaning(runtime::EvaluationOptions& options, std::string_view key) {
+  for (const runtime::OptionRow& row : runtime::option_rows(runtime::fields_of(options))) {
     if (row.name == key) return row.meaning;
   }
   return "";
@@ -113,14 +113,14 @@ std::string field_meaning(EvaluationOptions& options, std::string_view key) {
 void read_evaluations(const Value& value, Recipe& recipe) {
   for (const Value& item : value.list()) {
     EvaluationItem evaluation;
-    const GivenOptions given = read_fields(item, fields_of(evaluation), {}, where_it_belongs);
+    const GivenOptions given = read_fields(item, runtime::fields_of(evaluation), {}, where_it_belongs);
     if (given.empty()) {
       std::vector<std::string> keys;
-      for (const EvaluationRow* row : evaluation_rows()) keys.emplace_back(row->key);
-      item.fail("expected an evaluation, " + listed(keys, "or") + ", found none");
+      for (const runtime::EvaluationRow* row : runtime::evaluation_rows()) keys.emplace_back(row->key);
+      item.fail("expected an evaluation, " + runtime::listed(keys, "or") + ", found none");
     }
-    for (size_t i = 0; const EvaluationRow* row : evaluation_rows()) {
-      const std::shared_ptr<EvaluationOptions>& options = evaluation.all[i++];
+    for (size_t i = 0; const runtime::EvaluationRow* row : runtime::evaluation_rows()) {
+      const std::shared_ptr<runtime::EvaluationOptions>& options = evaluation.all[i++];
       const auto found = given.find(row->key);
       if (found == given.end()) continue;
       if (options->data.empty()) {
@@ -130,7 +130,7 @@ void read_evaluations(const Value& value, Recipe& recipe) {
       recipe.evaluate.push_back({row, options});
     }
   }
-  const std::span<const EvaluationRow* const> rows = evaluation_rows();
+  const std::span<const runtime::EvaluationRow* const> rows = runtime::evaluation_rows();
   const auto place = [&](const EvaluationRecipe& item) { return std::find(rows.begin(), rows.end(), item.row); };
   std::stable_sort(recipe.evaluate.begin(), recipe.evaluate.end(),
                    [&](const auto& a, const auto& b) { return place(a) < place(b); });
@@ -141,17 +141,17 @@ void use_fitting_groups(Recipe& recipe) {
   for (PassRecipe& pass : recipe.passes) {
     if (pass.options->kind() != PassKind::rounds) continue;
     const std::shared_ptr<PassOptions> options = copy_of(*pass.options);
-    options->grid()->group_size = kPerChannel;
+    options->grid()->group_size = runtime::kPerChannel;
     pass.options = options;
   }
 }
 
 // Gates compare with what some evaluation measures.
 void check_gates(const Recipe& recipe, const Value& top) {
-  for (const EvaluationRow* row : evaluation_rows()) {
+  for (const runtime::EvaluationRow* row : runtime::evaluation_rows()) {
     const bool is_measured = std::any_of(recipe.evaluate.begin(), recipe.evaluate.end(),
                                          [&](const auto& item) { return item.row == row && item.options->reference; });
-    for (const Gate& gate : row->gates) {
+    for (const runtime::Gate& gate : row->gates) {
       if (is_measured || !recipe.fail_if.bounds.contains(gate.name)) continue;
       top.fail("'fail_if." + std::string(gate.name) + "' compares with the uncompressed model: add 'evaluate: [" +
                std::string(row->key) + ": {" + std::string(row->data_key) + ": ...}]' with 'reference: true'");
@@ -172,21 +172,21 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
   recipe.text = yaml;
   recipe.file = file;
   // The recipe is stored in pare.json, which is UTF-8.
-  if (const std::optional<size_t> bad = find_invalid_utf8(yaml)) {
+  if (const std::optional<size_t> bad = runtime::find_invalid_utf8(yaml)) {
     throw std::invalid_argument(
         file.string() + ":" +
         std::to_string(1 + std::count(yaml.begin(), yaml.begin() + static_cast<int64_t>(*bad), '\n')) +
         ": expected UTF-8, found a byte that is not: save the recipe as UTF-8");
   }
   const Value top = Value::parse(yaml, file);
-  const GivenOptions given = read_fields(top, fields_of(recipe), {}, where_it_belongs);
+  const GivenOptions given = read_fields(top, runtime::fields_of(recipe), {}, where_it_belongs);
   recipe.asks_for_container = given.contains("container");
   recipe.asks_for_zeros = given.contains("release_zeros");
   if (recipe.calibration) check_calibration(*recipe.calibration, given);
   if (recipe.budget) check_budget(*recipe.budget, given);
   if (recipe.sensitivity && given.contains("sensitivity.sites") && given.at("sensitivity.sites").is_map() &&
       !given.contains("sensitivity.sites.type")) {
-    recipe.sensitivity->sites.type = InputType::int8;  // a map says how
+    recipe.sensitivity->sites.type = runtime::InputType::int8;  // a map says how
   }
   if (given.contains(kEvaluateKey)) read_evaluations(given.find(kEvaluateKey)->second, recipe);
   // Students and passes depend on whether there is calibration data, wherever in the file either stands.
@@ -221,7 +221,7 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
 }
 
 Recipe read_recipe(const std::filesystem::path& path) {
-  return parse_recipe(read_file_or_pipe(path, kMaxRecipeBytes), path);
+  return parse_recipe(runtime::read_file_or_pipe(path, kMaxRecipeBytes), path);
 }
 
 bool matches_glob(std::string_view pattern, std::string_view name) {
@@ -257,8 +257,8 @@ std::shared_ptr<PassOptions> layer_options(const PassRecipe& pass, const std::st
   for (size_t i = 0; i < pass.overrides.size(); ++i) {
     const LayerOverride& item = pass.overrides[i];
     if (!matches_glob(item.pattern, layer)) continue;
-    assign_fields(item.values, *options);
-    for (const NamedField& field : item.values) given_at[field.name] = static_cast<int>(i);
+    runtime::assign_fields(item.values, *options);
+    for (const runtime::NamedField& field : item.values) given_at[field.name] = static_cast<int>(i);
   }
   if (!given_at.empty()) {
     options->settle(layer, [&](std::string_view key) {
@@ -270,4 +270,4 @@ std::shared_ptr<PassOptions> layer_options(const PassRecipe& pass, const std::st
   return options;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

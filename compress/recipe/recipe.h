@@ -17,13 +17,13 @@
 #include "compress/recipe/student_options.h"
 #include "runtime/evaluate/evaluation.h"
 
-namespace pare {
+namespace pare::compress {
 
 // `layers: {override: {PATTERN: ...}}` of a pass: the options that layers of that name get instead. Patterns are globs
 // over module names ("*.down_proj"); the last that matches wins.
 struct LayerOverride {
   std::string pattern;
-  std::vector<NamedField> values;
+  std::vector<runtime::NamedField> values;
 };
 
 // An item of `passes:`, in the order in which they are applied to each layer.
@@ -36,8 +36,8 @@ struct PassRecipe {
 
 // Which tokens an expert's statistics are taken on; the forward pass goes as the router says in either case.
 enum class ExpertTokens { routed, all };
-inline std::span<const EnumName<ExpertTokens>> enum_names(ExpertTokens) {
-  static constexpr std::array<EnumName<ExpertTokens>, 2> kNames = {
+inline std::span<const runtime::EnumName<ExpertTokens>> enum_names(ExpertTokens) {
+  static constexpr std::array<runtime::EnumName<ExpertTokens>, 2> kNames = {
       {{ExpertTokens::routed, "routed"}, {ExpertTokens::all, "all"}}};
   return kNames;
 }
@@ -54,20 +54,20 @@ struct CalibrationRecipe {
   uint64_t seed = 0;
   ExpertTokens experts = ExpertTokens::routed;  // of a mixture
 
-  void fields(FieldVisitor& visit);
+  void fields(runtime::FieldVisitor& visit);
 };
 
 struct HeadRecipe {
   int bits = 8;
-  int64_t group_size = kPerChannel;
+  int64_t group_size = runtime::kPerChannel;
 
-  void fields(FieldVisitor& visit);
+  void fields(runtime::FieldVisitor& visit);
 };
 
 // An item of `evaluate:`.
 struct EvaluationRecipe {
-  const EvaluationRow* row = nullptr;
-  std::shared_ptr<const EvaluationOptions> options;
+  const runtime::EvaluationRow* row = nullptr;
+  std::shared_ptr<const runtime::EvaluationOptions> options;
 };
 
 // `sensitivity:` what rounding each group of layers alone adds to the loss.
@@ -79,9 +79,9 @@ struct SensitivityRecipe {
   // block is a group (q, k, v; o; gate, up; down).
   std::vector<std::string> groups;
   // Not plain: what rounding each kind of activation site alone to this format adds is measured as well.
-  InputFormat sites;
+  runtime::InputFormat sites;
 
-  void fields(FieldVisitor& visit);
+  void fields(runtime::FieldVisitor& visit);
 };
 
 // `budget:` bits and group size of each stage of each block are chosen, in place of the pass's own. One of the two:
@@ -90,14 +90,14 @@ struct BudgetRecipe {
   std::optional<int64_t> size_bytes;  // of all weight files
   std::vector<int> allowed = {2, 3, 4, 8, 16};
 
-  void fields(FieldVisitor& visit);
+  void fields(runtime::FieldVisitor& visit);
 };
 
 // Bounds of what the evaluations measure, by the names of their gates.
 struct FailIf {
   std::map<std::string, double, std::less<>> bounds;
 
-  void fields(FieldVisitor& visit);
+  void fields(runtime::FieldVisitor& visit);
 };
 
 // Which zeros that a run's source has already stay zeros in every pass (runtime/commands/layer_sparsity.h): those that
@@ -112,7 +112,7 @@ struct Recipe {
   std::vector<PassRecipe> passes;                // at least one, or head; pare calibrate needs neither
   std::optional<HeadRecipe> head;
   // Whose files the result looks like (runtime/format/container_format.h). LLM.int8 has layouts of its own.
-  std::string container = std::string(kCompressedTensors);
+  std::string container = std::string(runtime::kCompressedTensors);
   bool asks_for_container = false;  // whether the recipe says so itself: it is then one that something is stored in
   std::optional<SensitivityRecipe> sensitivity;
   std::optional<BudgetRecipe> budget;
@@ -125,7 +125,7 @@ struct Recipe {
   std::filesystem::path file;
 
   // Its keys (recipe_keys.cpp): `passes` and `evaluate` are lists, which parse_recipe reads item by item.
-  void fields(FieldVisitor& visit);
+  void fields(runtime::FieldVisitor& visit);
 };
 
 // Throws std::invalid_argument: "FILE:LINE: ..." with what is allowed and, for a name, the nearest right one. Checks
@@ -144,4 +144,4 @@ std::shared_ptr<PassOptions> layer_options(const PassRecipe& pass, const std::st
 
 bool matches_glob(std::string_view pattern, std::string_view name);  // * any run, ? any one character
 
-}  // namespace pare
+}  // namespace pare::compress

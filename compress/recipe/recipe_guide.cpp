@@ -9,7 +9,7 @@
 #include "runtime/system/json_text.h"
 #include "runtime/system/nearest_name.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 constexpr const char* kTop = "recipe";
@@ -94,9 +94,9 @@ std::string_view kind_text(PassKind kind) {
 }
 
 // The rows below the map `name`, under their names in it.
-std::vector<OptionRow> rows_within(const std::vector<OptionRow>& rows, const std::string& name) {
-  std::vector<OptionRow> inner;
-  for (const OptionRow& row : rows) {
+std::vector<runtime::OptionRow> rows_within(const std::vector<runtime::OptionRow>& rows, const std::string& name) {
+  std::vector<runtime::OptionRow> inner;
+  for (const runtime::OptionRow& row : rows) {
     if (!row.name.starts_with(name + ".")) continue;
     inner.push_back(row);
     inner.back().name = row.name.substr(name.size() + 1);
@@ -104,13 +104,14 @@ std::vector<OptionRow> rows_within(const std::vector<OptionRow>& rows, const std
   return inner;
 }
 
-bool is_nested(const OptionRow& row) {
+bool is_nested(const runtime::OptionRow& row) {
   return row.name.find('.') != std::string::npos;
 }
 
-void add_maps(const std::vector<OptionRow>& rows, const std::string& place, std::vector<GuideSection>& sections) {
-  for (const OptionRow& row : rows) {
-    if (row.type != OptionType::map || is_nested(row)) continue;
+void add_maps(const std::vector<runtime::OptionRow>& rows, const std::string& place,
+              std::vector<GuideSection>& sections) {
+  for (const runtime::OptionRow& row : rows) {
+    if (row.type != runtime::OptionType::map || is_nested(row)) continue;
     sections.push_back(
         {.name = row.name, .place = place, .kind = "", .meaning = row.meaning, .rows = rows_within(rows, row.name)});
   }
@@ -122,28 +123,29 @@ GuideSection section_of(const PassRow& pass) {
           .place = std::string(kPassesKey),
           .kind = std::string(kind_text(options->kind())),
           .meaning = std::string(options->meaning()),
-          .rows = option_rows(fields_of(*options)),
+          .rows = runtime::option_rows(runtime::fields_of(*options)),
           .overridable = overridable_options(*options)};
 }
 
-bool has_type(const std::vector<OptionRow>& rows, const std::string& map) {
-  return std::any_of(rows.begin(), rows.end(), [&](const OptionRow& row) { return row.name == map + ".type"; });
+bool has_type(const std::vector<runtime::OptionRow>& rows, const std::string& map) {
+  return std::any_of(rows.begin(), rows.end(),
+                     [&](const runtime::OptionRow& row) { return row.name == map + ".type"; });
 }
 
 // The cell of a table that says what an option may be.
-std::string allowed_cell(const OptionRow& row, const std::vector<OptionRow>& rows, bool is_top) {
-  if (is_top && row.type == OptionType::map) return "[map](#" + row.name + ")";
-  if (is_top && row.type == OptionType::other) return "[list](#" + row.name + ")";
-  if (row.type == OptionType::map && has_type(rows, row.name)) return "map, or a type";
-  if (row.type == OptionType::other) return "map of maps";
-  return allowed_text(row, "`");
+std::string allowed_cell(const runtime::OptionRow& row, const std::vector<runtime::OptionRow>& rows, bool is_top) {
+  if (is_top && row.type == runtime::OptionType::map) return "[map](#" + row.name + ")";
+  if (is_top && row.type == runtime::OptionType::other) return "[list](#" + row.name + ")";
+  if (row.type == runtime::OptionType::map && has_type(rows, row.name)) return "map, or a type";
+  if (row.type == runtime::OptionType::other) return "map of maps";
+  return runtime::allowed_text(row, "`");
 }
 
-void append_table(const std::vector<OptionRow>& rows, bool is_top, std::ostringstream& page) {
+void append_table(const std::vector<runtime::OptionRow>& rows, bool is_top, std::ostringstream& page) {
   page << "| " << (is_top ? "key" : "option") << " | default | values | meaning |\n|---|---|---|---|\n";
-  for (const OptionRow& row : rows) {
+  for (const runtime::OptionRow& row : rows) {
     if (is_top && is_nested(row)) continue;
-    const std::string fallback = fallback_text(row);
+    const std::string fallback = runtime::fallback_text(row);
     page << "| `" << row.name << "` | " << (fallback.empty() ? "–" : "`" + fallback + "`") << " | "
          << allowed_cell(row, rows, is_top) << " | " << row.meaning << " |\n";
   }
@@ -174,7 +176,7 @@ std::string overridable_text(const std::vector<std::string>& names, const std::s
   for (const std::string& name : names) {
     if (name.find('.') == std::string::npos) quoted.push_back(quote + name + quote);
   }
-  return listed(quoted, "and");
+  return runtime::listed(quoted, "and");
 }
 
 }  // namespace
@@ -183,7 +185,7 @@ std::vector<GuideSection> guide_sections() {
   Recipe recipe;
   EvaluationItem evaluation;
   LayersRecipe layers;
-  const std::vector<OptionRow> top = option_rows(fields_of(recipe));
+  const std::vector<runtime::OptionRow> top = runtime::option_rows(runtime::fields_of(recipe));
   std::vector<GuideSection> sections = {
       {.name = kTop, .place = "", .kind = "", .meaning = "The keys of a recipe's top level.", .rows = top}};
   add_maps(top, "", sections);
@@ -192,8 +194,8 @@ std::vector<GuideSection> guide_sections() {
                       .place = std::string(kPassesKey),
                       .kind = "",
                       .meaning = "This stands beside the name of a pass and says which layers the pass works on.",
-                      .rows = option_rows(fields_of(layers))});
-  add_maps(option_rows(fields_of(evaluation)), std::string(kEvaluateKey), sections);
+                      .rows = runtime::option_rows(runtime::fields_of(layers))});
+  add_maps(runtime::option_rows(runtime::fields_of(evaluation)), std::string(kEvaluateKey), sections);
   return sections;
 }
 
@@ -271,21 +273,21 @@ std::string section_text(const std::string& name) {
       std::find_if(sections.begin(), sections.end(), [&](const auto& item) { return item.name == name; });
   if (found == sections.end()) {
     const std::vector<std::string> names = section_names();
-    throw std::invalid_argument("no pass and no key of a recipe is called '" + name + "'" + did_you_mean(name, names) +
-                                "; there are " + listed(names, "and"));
+    throw std::invalid_argument("no pass and no key of a recipe is called '" + name + "'" +
+                                runtime::did_you_mean(name, names) + "; there are " + runtime::listed(names, "and"));
   }
   std::ostringstream text;
   append_wrapped(name + ": " + found->meaning, 0, kTerminalWidth, text);
-  for (const OptionRow& row : found->rows) {
+  for (const runtime::OptionRow& row : found->rows) {
     if (name == kTop && is_nested(row)) continue;
-    const std::string fallback = fallback_text(row);
+    const std::string fallback = runtime::fallback_text(row);
     text << "\n  " << row.name << ": ";
-    if (row.type == OptionType::map) {
+    if (row.type == runtime::OptionType::map) {
       text << (has_type(found->rows, row.name) ? "a map, or its type" : "a map");
-    } else if (row.type == OptionType::other) {
+    } else if (row.type == runtime::OptionType::other) {
       text << (row.name == kOverrideKey ? "a map of maps" : "a list");
     } else {
-      text << allowed_text(row, "");
+      text << runtime::allowed_text(row, "");
     }
     text << (fallback.empty() ? "" : " (default: " + fallback + ")") << '\n';
     append_wrapped(row.meaning, 6, kTerminalWidth, text);
@@ -303,9 +305,9 @@ std::string guide_json() {
   nlohmann::ordered_json guide = nlohmann::ordered_json::array();
   for (const GuideSection& section : guide_sections()) {
     nlohmann::ordered_json options = nlohmann::ordered_json::array();
-    for (const OptionRow& row : section.rows) {
+    for (const runtime::OptionRow& row : section.rows) {
       nlohmann::ordered_json option = {{"name", row.name}};
-      const std::string fallback = fallback_text(row), allowed = allowed_text(row, "");
+      const std::string fallback = runtime::fallback_text(row), allowed = runtime::allowed_text(row, "");
       if (!fallback.empty()) option["default"] = fallback;
       if (!allowed.empty()) option["values"] = allowed;
       option["meaning"] = row.meaning;
@@ -318,7 +320,7 @@ std::string guide_json() {
     item["options"] = std::move(options);
     guide.push_back(std::move(item));
   }
-  return json_text(nlohmann::ordered_json{{"sections", std::move(guide)}});
+  return runtime::json_text(nlohmann::ordered_json{{"sections", std::move(guide)}});
 }
 
-}  // namespace pare
+}  // namespace pare::compress

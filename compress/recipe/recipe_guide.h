@@ -8,7 +8,7 @@
 
 #include "runtime/commands/option_table.h"
 
-namespace pare {
+namespace pare::compress {
 
 // One map of a recipe with its options.
 struct GuideSection {
@@ -16,7 +16,7 @@ struct GuideSection {
   std::string place;    // where it stands: "passes" or "evaluate", as an item; empty: at the top level
   std::string kind;     // of a pass: "rounds weights"
   std::string meaning;  // whole sentences
-  std::vector<OptionRow> rows = {};
+  std::vector<runtime::OptionRow> rows = {};
   std::vector<std::string> overridable = {};  // options that `layers: {override: ...}` may change
 };
 
@@ -35,4 +35,4 @@ std::string section_text(const std::string& name);
 // All sections as a JSON object.
 std::string guide_json();
 
-}  // namespace pare
+}  // namespace pare::compress

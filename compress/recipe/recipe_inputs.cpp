@@ -2,7 +2,7 @@
 
 #include "compress/recipe/distill_pass.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
@@ -36,4 +36,4 @@ std::vector<fs::path> all_inputs(const Recipe& recipe, const fs::path& model) {
   return files;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -6,7 +6,7 @@
 
 #include "compress/recipe/recipe.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Texts, token windows, statistics, instructions and pairs, but for those of items 'distill'.
 std::vector<std::filesystem::path> data_files(const Recipe& recipe);
@@ -15,4 +15,4 @@ std::vector<std::filesystem::path> data_files(const Recipe& recipe);
 // models, texts and logits of items 'distill'. Models and logits may be folders.
 std::vector<std::filesystem::path> all_inputs(const Recipe& recipe, const std::filesystem::path& model);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -7,22 +7,22 @@
 #include "runtime/containers/container_table.h"
 #include "runtime/system/byte_count.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr TextForm kSizeForm = {"a size, such as 80MB or 76MiB", "^[0-9]+(\\.[0-9]*)?([kKMGT]B|[KMGT]iB|B)?$"};
+constexpr runtime::TextForm kSizeForm = {"a size, such as 80MB or 76MiB", "^[0-9]+(\\.[0-9]*)?([kKMGT]B|[KMGT]iB|B)?$"};
 
-void visit_path(FieldVisitor& visit, std::string_view name, fs::path& path, std::string_view meaning) {
+void visit_path(runtime::FieldVisitor& visit, std::string_view name, fs::path& path, std::string_view meaning) {
   std::string text = path.string();
   visit(name, text, meaning);
   path = text;
 }
 
 // A count of at least one; 0 stands for none given.
-void visit_count(FieldVisitor& visit, std::string_view name, std::optional<int64_t>& count, const FieldLimits& limits,
-                 std::string_view meaning) {
+void visit_count(runtime::FieldVisitor& visit, std::string_view name, std::optional<int64_t>& count,
+                 const runtime::FieldLimits& limits, std::string_view meaning) {
   int64_t value = count.value_or(0);
   visit(name, value, limits, meaning);
   count.reset();
@@ -35,7 +35,7 @@ bool holds(const std::vector<std::string>& names, const std::string& name) {
 
 }  // namespace
 
-void CalibrationRecipe::fields(FieldVisitor& visit) {
+void CalibrationRecipe::fields(runtime::FieldVisitor& visit) {
   const std::string samples = std::to_string(kCalibrationSamples), tokens = std::to_string(kCalibrationTokens);
   visit_path(visit, "text", text, "Statistics are taken on this file: a `.txt`, a `.jsonl`, or a `.npy` of token ids.");
   visit_path(visit, "statistics", statistics,
@@ -51,26 +51,27 @@ void CalibrationRecipe::fields(FieldVisitor& visit) {
         "`routed` calibrates an expert on the tokens that its router sends it. `all` gives every expert all tokens.");
 }
 
-void HeadRecipe::fields(FieldVisitor& visit) {
-  visit("bits", bits, bits_limits(), "Each of their weights becomes a code of this many bits.");
-  visit("group_size", group_size, group_limits(),
+void HeadRecipe::fields(runtime::FieldVisitor& visit) {
+  visit("bits", bits, quant::bits_limits(), "Each of their weights becomes a code of this many bits.");
+  visit("group_size", group_size, quant::group_limits(),
         "This many neighbouring inputs of a row share one scale. With -1 a whole row shares one.");
 }
 
 EvaluationItem::EvaluationItem() {
-  for (const EvaluationRow* row : evaluation_rows()) all.push_back(row->make_options());
+  for (const runtime::EvaluationRow* row : runtime::evaluation_rows()) all.push_back(row->make_options());
 }
 
-void EvaluationItem::fields(FieldVisitor& visit) {
-  for (size_t i = 0; const EvaluationRow* row : evaluation_rows()) visit(row->key, *all[i++], row->meaning);
+void EvaluationItem::fields(runtime::FieldVisitor& visit) {
+  for (size_t i = 0; const runtime::EvaluationRow* row : runtime::evaluation_rows())
+    visit(row->key, *all[i++], row->meaning);
 }
 
-void SensitivityRecipe::fields(FieldVisitor& visit) {
+void SensitivityRecipe::fields(runtime::FieldVisitor& visit) {
   struct Sites {
-    InputFormat& format;
-    void fields(FieldVisitor& inner) {
-      static const InputChoices kChoices = {.types = {InputType::plain, InputType::int8},
-                                            .ranges = {InputRange::token}};
+    runtime::InputFormat& format;
+    void fields(runtime::FieldVisitor& inner) {
+      static const runtime::InputChoices kChoices = {.types = {runtime::InputType::plain, runtime::InputType::int8},
+                                                     .ranges = {runtime::InputRange::token}};
       format.fields(inner, kChoices);
     }
   };
@@ -88,21 +89,21 @@ void SensitivityRecipe::fields(FieldVisitor& visit) {
         "type.");
 }
 
-void BudgetRecipe::fields(FieldVisitor& visit) {
+void BudgetRecipe::fields(runtime::FieldVisitor& visit) {
   visit("bits", bits, {.low = 1.0, .high = 16.0},
         "A weight of the blocks' linears takes this many bits on average, with its share of the scales.");
   std::string size = size_bytes ? std::to_string(*size_bytes) : "";
   visit("size", size, kSizeForm, "All weight files together have at most this size.");
-  size_bytes = size.empty() ? std::nullopt : parse_bytes(size);
+  size_bytes = size.empty() ? std::nullopt : runtime::parse_bytes(size);
   std::vector<int64_t> bits_of_stages(allowed.begin(), allowed.end());
   visit("allow", bits_of_stages, {.values = {2, 3, 4, 8, 16}},
         "The bits of each stage are chosen from these. 16 leaves weights in the model's own type.");
   allowed.assign(bits_of_stages.begin(), bits_of_stages.end());
 }
 
-void FailIf::fields(FieldVisitor& visit) {
-  for (const EvaluationRow* row : evaluation_rows()) {
-    for (const Gate& gate : row->gates) {
+void FailIf::fields(runtime::FieldVisitor& visit) {
+  for (const runtime::EvaluationRow* row : runtime::evaluation_rows()) {
+    for (const runtime::Gate& gate : row->gates) {
       std::optional<double> bound;
       if (const auto found = bounds.find(gate.name); found != bounds.end()) bound = found->second;
       visit(gate.name, bound, gate.limits, gate.meaning);
@@ -111,7 +112,7 @@ void FailIf::fields(FieldVisitor& visit) {
   }
 }
 
-void LayersRecipe::fields(FieldVisitor& visit) {
+void LayersRecipe::fields(runtime::FieldVisitor& visit) {
   visit("exclude", exclude,
         "Layers whose names match one of these patterns are left alone. In a pattern, `*` stands for any text and `?` "
         "for one character.");
@@ -121,9 +122,9 @@ void LayersRecipe::fields(FieldVisitor& visit) {
       "counts.");
 }
 
-void Recipe::fields(FieldVisitor& visit) {
+void Recipe::fields(runtime::FieldVisitor& visit) {
   std::vector<std::string_view> containers;
-  for (const ContainerFormat* format : container_formats()) containers.push_back(format->name());
+  for (const runtime::ContainerFormat* format : runtime::container_formats()) containers.push_back(format->name());
   visit_path(visit, "model", model,
              "This checkpoint is compressed: a directory or a `.gguf` file. `--model` takes its place.");
   visit_path(visit, "output", output,
@@ -148,7 +149,7 @@ void Recipe::fields(FieldVisitor& visit) {
 
 std::vector<std::string> overridable_options(const PassOptions& options) {
   std::vector<std::string> names;
-  for (const std::string& name : names_of_fields(fields_of(*copy_of(options)))) {
+  for (const std::string& name : names_of_fields(runtime::fields_of(*copy_of(options)))) {
     if (options.is_overridable(name.substr(0, name.find('.')))) names.push_back(name);
   }
   return names;
@@ -159,13 +160,14 @@ std::string where_it_belongs(const std::string& key) {
   for (const PassRow* row : pass_rows()) {
     if (row->key == key) places.push_back("'passes', as the name of an item");
     const std::unique_ptr<PassOptions> options = row->make_options();
-    if (holds(names_of_fields(fields_of(*options)), key)) passes.emplace_back(row->key);
+    if (holds(names_of_fields(runtime::fields_of(*options)), key)) passes.emplace_back(row->key);
   }
-  if (!passes.empty()) places.push_back((passes.size() > 1 ? "the passes " : "the pass ") + listed(passes, "and"));
+  if (!passes.empty())
+    places.push_back((passes.size() > 1 ? "the passes " : "the pass ") + runtime::listed(passes, "and"));
   Recipe recipe;
   EvaluationItem evaluation;
   LayersRecipe layers;
-  const auto look = [&](const VisitFields& fields, const std::string& top, const std::string& inner) {
+  const auto look = [&](const runtime::VisitFields& fields, const std::string& top, const std::string& inner) {
     for (const std::string& name : names_of_fields(fields)) {
       const size_t dot = name.rfind('.');
       if (name == key && !top.empty()) places.push_back(top);
@@ -174,11 +176,11 @@ std::string where_it_belongs(const std::string& key) {
       }
     }
   };
-  look(fields_of(recipe), "the top level of the recipe", "");
-  look(fields_of(evaluation), "'evaluate', as the name of an item", "evaluate.");
-  look(fields_of(layers), "'layers', beside the name of a pass", "");
+  look(runtime::fields_of(recipe), "the top level of the recipe", "");
+  look(runtime::fields_of(evaluation), "'evaluate', as the name of an item", "evaluate.");
+  look(runtime::fields_of(layers), "'layers', beside the name of a pass", "");
   if (key == kLayersKey) places.push_back("an item of 'passes', beside the name of its pass");
-  return places.empty() ? "" : "it belongs to " + listed(places, "or");
+  return places.empty() ? "" : "it belongs to " + runtime::listed(places, "or");
 }
 
-}  // namespace pare
+}  // namespace pare::compress

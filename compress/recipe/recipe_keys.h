@@ -7,7 +7,7 @@
 
 #include "compress/recipe/recipe.h"
 
-namespace pare {
+namespace pare::compress {
 
 // The keys whose values are lists or maps of a form of their own.
 inline constexpr std::string_view kPassesKey = "passes";
@@ -18,17 +18,17 @@ inline constexpr const char* kLayersKey = "layers";
 
 // The options of every evaluation, under its key: what an item of `evaluate:` may hold.
 struct EvaluationItem {
-  std::vector<std::shared_ptr<EvaluationOptions>> all;  // of each row of the table
+  std::vector<std::shared_ptr<runtime::EvaluationOptions>> all;  // of each row of the table
 
   EvaluationItem();
-  void fields(FieldVisitor& visit);
+  void fields(runtime::FieldVisitor& visit);
 };
 
 // `layers:`, apart from `override`, whose options are those of its pass.
 struct LayersRecipe {
   std::vector<std::string> exclude;
 
-  void fields(FieldVisitor& visit);
+  void fields(runtime::FieldVisitor& visit);
 };
 
 // The options that `layers: {override: ...}` may change, under the names of names_of_fields; often none.
@@ -37,4 +37,4 @@ std::vector<std::string> overridable_options(const PassOptions& options);
 // "it belongs to the passes rtn and gptq" for a key that stands where it is not known; empty where none knows it.
 std::string where_it_belongs(const std::string& key);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -7,7 +7,7 @@
 #include "compress/recipe/distill_pass.h"
 #include "compress/recipe/recipe_keys.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 using Value = YamlValue;
@@ -35,10 +35,10 @@ class RecipeCheck : public PassCheck {
 LayerOverride read_override(const std::string& pattern, const Value& value, const PassOptions& defaults,
                             const std::optional<CalibrationRecipe>& calibration) {
   const std::shared_ptr<PassOptions> options = copy_of(defaults);
-  const GivenOptions given = read_fields(value, fields_of(*options), overridable_options(defaults));
+  const GivenOptions given = read_fields(value, runtime::fields_of(*options), overridable_options(defaults));
   options->check(RecipeCheck(value, given, calibration));
   LayerOverride result{.pattern = pattern, .values = {}};
-  for (const NamedField& field : field_values(*options)) {
+  for (const runtime::NamedField& field : runtime::field_values(*options)) {
     if (std::any_of(given.begin(), given.end(), [&](const auto& item) {
           return field.name == item.first || field.name.starts_with(item.first + ".");
         })) {
@@ -68,7 +68,7 @@ bool is_off_grid(const PassOptions& before, const PassOptions&) {
 }
 
 bool is_not_trained(const PassOptions& before, const PassOptions&) {
-  PackScheme scheme = dense_scheme();
+  runtime::PackScheme scheme = runtime::dense_scheme();
   before.store(scheme);
   return !why_not_trained(scheme).empty();
 }
@@ -200,7 +200,7 @@ PassRecipe read_pass(const Value& value, const std::optional<CalibrationRecipe>&
       if (pass.row != nullptr) v.fail("one pass has one method; start a new list item with '-' for the next");
       pass.row = row;
       const std::shared_ptr<PassOptions> options = row->make_options();
-      const GivenOptions given = read_fields(v, fields_of(*options), {}, where_it_belongs);
+      const GivenOptions given = read_fields(v, runtime::fields_of(*options), {}, where_it_belongs);
       options->check(RecipeCheck(v, given, calibration));
       pass.options = options;
     });
@@ -219,7 +219,7 @@ PassRecipe read_pass(const Value& value, const std::optional<CalibrationRecipe>&
                std::string(pass.row->key) + " has none of them");
   }
   LayersRecipe of_layers;
-  const GivenOptions given = read_fields(*layers, fields_of(of_layers), {}, where_it_belongs);
+  const GivenOptions given = read_fields(*layers, runtime::fields_of(of_layers), {}, where_it_belongs);
   pass.exclude = std::move(of_layers.exclude);
   if (!has_overrides) return pass;
   for (const auto& [pattern, options] : given.at("override").entries()) {
@@ -259,4 +259,4 @@ void check_order(const Recipe& recipe, const Value& passes) {
   check_scaling(group, passes);
 }
 
-}  // namespace pare
+}  // namespace pare::compress

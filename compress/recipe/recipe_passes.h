@@ -8,7 +8,7 @@
 #include "compress/recipe/recipe.h"
 #include "compress/recipe/yaml_value.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Refuses what StudentOptions::check does, in the map `value` that gives these. calibration: as of read_pass.
 void check_student(const StudentOptions& options, const YamlValue& value, const GivenOptions& given,
@@ -20,4 +20,4 @@ PassRecipe read_pass(const YamlValue& value, const std::optional<CalibrationReci
 // Refuses passes that cannot follow one another. `passes` has an item for each of the recipe's.
 void check_order(const Recipe& recipe, const YamlValue& passes);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -6,7 +6,7 @@
 
 #include "runtime/evaluate/token_source.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
@@ -31,7 +31,7 @@ void visit_paths(Recipe& recipe, const VisitPath& visit) {
   }
   if (recipe.sensitivity) visit("sensitivity.text", recipe.sensitivity->text);
   for (EvaluationRecipe& item : recipe.evaluate) {
-    std::unique_ptr<EvaluationOptions> options = item.options->clone();
+    std::unique_ptr<runtime::EvaluationOptions> options = item.options->clone();
     fs::path path = options->data;
     visit("evaluate." + std::string(item.row->key) + "." + std::string(item.row->data_key), path);
     options->data = path.string();
@@ -43,10 +43,10 @@ void visit_paths(Recipe& recipe, const VisitPath& visit) {
 
 std::vector<std::string> find_files(Recipe& recipe) {
   std::vector<std::string> notes;
-  std::string reader = is_standard_input(recipe.file) ? "the recipe" : "";  // of standard input
+  std::string reader = runtime::is_standard_input(recipe.file) ? "the recipe" : "";  // of standard input
   visit_paths(recipe, [&](const std::string& key, fs::path& path) {
     if (path.empty()) return;
-    if (is_standard_input(path)) {
+    if (runtime::is_standard_input(path)) {
       if (!reader.empty()) {
         throw std::invalid_argument(recipe.file.string() + ": '" + key + "' is standard input, and so is " + reader +
                                     ": it can be read only once; give one of them as a file");
@@ -67,4 +67,4 @@ std::vector<std::string> find_files(Recipe& recipe) {
   return notes;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -3,7 +3,7 @@
 
 #include "compress/recipe/recipe.h"
 
-namespace pare {
+namespace pare::compress {
 
 // A relative path is looked for in the working directory and then beside the recipe, so that a recipe that travels with
 // its texts can be run from anywhere; one that is in neither place stays as it is, for its reader to say so. Where two
@@ -12,4 +12,4 @@ namespace pare {
 // of the recipe's files, or is the recipe itself.
 std::vector<std::string> find_files(Recipe& recipe);
 
-}  // namespace pare
+}  // namespace pare::compress

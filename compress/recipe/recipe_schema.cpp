@@ -8,26 +8,26 @@
 #include "runtime/commands/option_table.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json whole_schema(const FieldLimits& limits) {
+Json whole_schema(const runtime::FieldLimits& limits) {
   Json schema = {{"type", "integer"}};
   if (!limits.values.empty()) {
     schema["enum"] = limits.values;
     return schema;
   }
-  const WholeLimits whole = whole_limits(limits), widest;
+  const runtime::WholeLimits whole = runtime::whole_limits(limits), widest;
   if (whole.low != widest.low) schema["minimum"] = whole.low;
   if (whole.high != widest.high) schema["maximum"] = whole.high;
   return schema;
 }
 
-Json number_schema(const FieldLimits& limits) {
+Json number_schema(const runtime::FieldLimits& limits) {
   Json schema = {{"type", "number"}};
-  if (limits.low == kAboveZero) {
+  if (limits.low == runtime::kAboveZero) {
     schema["exclusiveMinimum"] = 0;
   } else {
     schema["minimum"] = limits.low;
@@ -36,7 +36,7 @@ Json number_schema(const FieldLimits& limits) {
   return schema;
 }
 
-Json text_schema(const TextForm& form) {
+Json text_schema(const runtime::TextForm& form) {
   Json schema = {{"type", "string"}, {"minLength", 1}};
   if (form.expression.empty()) return schema;
   schema["pattern"] = form.expression;
@@ -46,7 +46,7 @@ Json text_schema(const TextForm& form) {
   return schema;
 }
 
-Json fallback_json(const OptionRow& row) {
+Json fallback_json(const runtime::OptionRow& row) {
   if (!row.fallback_list.empty()) return row.fallback_list;
   if (!row.fallback) return nullptr;
   return std::visit(
@@ -61,43 +61,43 @@ Json fallback_json(const OptionRow& row) {
 }
 
 // The schema of a row that is no map.
-Json value_schema(const OptionRow& row) {
+Json value_schema(const runtime::OptionRow& row) {
   switch (row.type) {
-    case OptionType::truth:
+    case runtime::OptionType::truth:
       return {{"type", "boolean"}};
-    case OptionType::whole:
+    case runtime::OptionType::whole:
       return whole_schema(row.limits);
-    case OptionType::wholes:
+    case runtime::OptionType::wholes:
       return {{"type", "array"}, {"items", whole_schema(row.limits)}};
-    case OptionType::number:
+    case runtime::OptionType::number:
       return number_schema(row.limits);
-    case OptionType::text:
+    case runtime::OptionType::text:
       return text_schema(row.form);
-    case OptionType::texts:
+    case runtime::OptionType::texts:
       return {{"anyOf", Json::array({text_schema({}), Json{{"type", "array"}, {"items", text_schema({})}}})}};
-    case OptionType::choice:
+    case runtime::OptionType::choice:
       return {{"enum", row.choices}};
-    case OptionType::map:
-    case OptionType::other:
+    case runtime::OptionType::map:
+    case runtime::OptionType::other:
       break;
   }
   return Json::object();
 }
 
-Json map_schema(const std::vector<OptionRow>& rows, const std::string& prefix);
+Json map_schema(const std::vector<runtime::OptionRow>& rows, const std::string& prefix);
 
-Json row_schema(const OptionRow& row, const std::vector<OptionRow>& rows) {
-  Json schema = row.type == OptionType::map ? map_schema(rows, row.name + ".") : value_schema(row);
+Json row_schema(const runtime::OptionRow& row, const std::vector<runtime::OptionRow>& rows) {
+  Json schema = row.type == runtime::OptionType::map ? map_schema(rows, row.name + ".") : value_schema(row);
   schema["description"] = row.meaning;
   if (Json fallback = fallback_json(row); !fallback.is_null()) schema["default"] = std::move(fallback);
   return schema;
 }
 
 // The rows directly below `prefix`. Where one of them is a `type`, its text may stand for the map.
-Json map_schema(const std::vector<OptionRow>& rows, const std::string& prefix) {
+Json map_schema(const std::vector<runtime::OptionRow>& rows, const std::string& prefix) {
   Json properties = Json::object();
   Json type;
-  for (const OptionRow& row : rows) {
+  for (const runtime::OptionRow& row : rows) {
     if (!row.name.starts_with(prefix) || row.name.find('.', prefix.size()) != std::string::npos) continue;
     properties[row.name.substr(prefix.size())] = row_schema(row, rows);
     if (row.stands_for_map) type = value_schema(row);
@@ -110,14 +110,14 @@ Json map_schema(const std::vector<OptionRow>& rows, const std::string& prefix) {
 // `layers:` beside the pass of these options.
 Json layers_schema(const PassOptions& options) {
   LayersRecipe layers;
-  Json schema = map_schema(option_rows(fields_of(layers)), "");
+  Json schema = map_schema(runtime::option_rows(runtime::fields_of(layers)), "");
   const std::vector<std::string> overridable = overridable_options(options);
   if (overridable.empty()) {
     schema["properties"].erase(std::string(kOverrideKey));
     return schema;
   }
-  std::vector<OptionRow> rows;
-  for (const OptionRow& row : option_rows(fields_of(*copy_of(options)))) {
+  std::vector<runtime::OptionRow> rows;
+  for (const runtime::OptionRow& row : runtime::option_rows(runtime::fields_of(*copy_of(options)))) {
     if (std::find(overridable.begin(), overridable.end(), row.name) == overridable.end()) continue;
     rows.push_back(row);
     rows.back().fallback.reset();  // what an override leaves out is the pass's own
@@ -136,14 +136,14 @@ std::string recipe_schema() {
   Json schema = {{"$schema", "https://json-schema.org/draft/2020-12/schema"},
                  {"title", "Recipe of pare"},
                  {"description", "A recipe describes a run of `pare` completely; docs/recipes.md explains it."}};
-  schema.update(map_schema(option_rows(fields_of(recipe)), ""));
+  schema.update(map_schema(runtime::option_rows(runtime::fields_of(recipe)), ""));
 
   // An item of `passes`: the names of all passes, one of which it must have, and `layers` as that pass knows it.
   Json passes = Json::object(), one_of = Json::array(), definitions = Json::object();
   for (const PassRow* row : pass_rows()) {
     const std::string key(row->key);
     const std::unique_ptr<PassOptions> options = row->make_options();
-    definitions["pass-" + key] = map_schema(option_rows(fields_of(*options)), "");
+    definitions["pass-" + key] = map_schema(runtime::option_rows(runtime::fields_of(*options)), "");
     definitions["pass-" + key]["description"] = options->meaning();
     definitions["layers-" + key] = layers_schema(*options);
     passes[key] = {{"$ref", "#/$defs/pass-" + key}};
@@ -158,13 +158,13 @@ std::string recipe_schema() {
                             {"additionalProperties", false},
                             {"oneOf", std::move(one_of)}};
 
-  Json item = map_schema(option_rows(fields_of(evaluation)), "");
+  Json item = map_schema(runtime::option_rows(runtime::fields_of(evaluation)), "");
   item["minProperties"] = 1;
   Json& evaluate_schema = schema["properties"][std::string(kEvaluateKey)];
   evaluate_schema["type"] = "array";
   evaluate_schema["items"] = std::move(item);
   schema["$defs"] = std::move(definitions);
-  return json_text(schema, 2) + "\n";
+  return runtime::json_text(schema, 2) + "\n";
 }
 
-}  // namespace pare
+}  // namespace pare::compress

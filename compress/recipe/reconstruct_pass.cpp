@@ -1,20 +1,20 @@
 #include "compress/recipe/reconstruct_pass.h"
 
-namespace pare {
+namespace pare::compress {
 
-void ReconstructedParts::fields(FieldVisitor& visit) {
+void ReconstructedParts::fields(runtime::FieldVisitor& visit) {
   visit("weights", weights, "Offsets of codes on their grid are trained, and weights that pruning has kept.");
   visit("scales", scales, "Scales of codes are trained.");
 }
 
-void ReconstructOptions::fields(FieldVisitor& visit) {
+void ReconstructOptions::fields(runtime::FieldVisitor& visit) {
   visit("epochs", epochs, {.low = 1, .high = 10000}, "Each block sees all windows this many times.");
   visit("batch", batch, {.low = 1, .high = 1 << 16}, "Each step takes this many windows.");
-  visit("learning_rate", learning_rate, {.low = kAboveZero, .high = 10.0},
+  visit("learning_rate", learning_rate, {.low = runtime::kAboveZero, .high = 10.0},
         "This is the step size of weights that pruning has kept in floating point.");
-  visit("scale_learning_rate", scale_learning_rate, {.low = kAboveZero, .high = 10.0},
+  visit("scale_learning_rate", scale_learning_rate, {.low = runtime::kAboveZero, .high = 10.0},
         "This is the step size of scales, relative to their size.");
-  visit("offset_learning_rate", offset_learning_rate, {.low = kAboveZero, .high = 10.0},
+  visit("offset_learning_rate", offset_learning_rate, {.low = runtime::kAboveZero, .high = 10.0},
         "This is the step size of codes' offsets, in steps of their grid.");
   visit("final_rate", final_rate, {.low = 0.0, .high = 1.0},
         "Rates fall to this share of themselves at the last step.");
@@ -38,4 +38,4 @@ void ReconstructPass::check(const PassCheck& check) {
   }
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -10,14 +10,14 @@
 #include "compress/recipe/training_precision.h"
 #include "runtime/format/fields.h"
 
-namespace pare {
+namespace pare::compress {
 
 // What of a block's layers is trained.
 struct ReconstructedParts {
   bool weights = true;  // offsets of codes on their grid, and weights that pruning has kept in floating point
   bool scales = true;   // of codes
 
-  void fields(FieldVisitor& visit);
+  void fields(runtime::FieldVisitor& visit);
 };
 
 struct ReconstructOptions {
@@ -33,7 +33,7 @@ struct ReconstructOptions {
   // Rates that the recipe says itself; something must be trained by them. Not options.
   std::vector<std::string> asked_rates = {};
 
-  void fields(FieldVisitor& visit);
+  void fields(runtime::FieldVisitor& visit);
 };
 
 class ReconstructPass : public OptionsOf<ReconstructPass, PassKind::reconstructs> {
@@ -43,9 +43,9 @@ class ReconstructPass : public OptionsOf<ReconstructPass, PassKind::reconstructs
     return "Trains each block, after its layers are rounded or pruned, to give what the original block gives. It "
            "needs a text in `calibration`.";
   }
-  void fields(FieldVisitor& visit) override { reconstruct.fields(visit); }
+  void fields(runtime::FieldVisitor& visit) override { reconstruct.fields(visit); }
   void check(const PassCheck& check) override;
   const ReconstructOptions* reconstruction() const override { return &reconstruct; }
 };
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -1,6 +1,6 @@
 #include "compress/recipe/student_options.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 constexpr double kMaxLayers = 1024.0;
@@ -9,7 +9,7 @@ constexpr double kMaxWidth = 1048576.0;
 
 }  // namespace
 
-void StudentOptions::fields(FieldVisitor& visit) {
+void StudentOptions::fields(runtime::FieldVisitor& visit) {
   visit("layers", layers, {.low = 1.0, .high = kMaxLayers},
         "The student has this many layers. Without it, it has as many as the teacher.");
   visit("choose", choose,
@@ -48,4 +48,4 @@ void StudentOptions::check(const PassCheck& check) const {
   }
 }
 
-}  // namespace pare
+}  // namespace pare::compress

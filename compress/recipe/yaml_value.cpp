@@ -13,7 +13,7 @@
 #include "runtime/system/nearest_name.h"
 #include "runtime/system/visible_text.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 // yaml-cpp builds the tree recursively; a recipe needs six levels.
@@ -75,7 +75,7 @@ class DocumentScan : public YAML::EventHandler {
   void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
   void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
   void OnScalar(const YAML::Mark& where, const std::string&, YAML::anchor_t, const std::string& text) override {
-    if (has_nul(text)) refuse_nul(file_, where.line + 1);
+    if (runtime::has_nul(text)) refuse_nul(file_, where.line + 1);
   }
   void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
   void OnSequenceEnd() override {}
@@ -137,7 +137,7 @@ void YamlValue::read_map(const Handlers& handlers, const Explain& explain) const
       std::vector<std::string> known;
       for (const auto& [known_name, unused] : handlers) known.push_back(known_name);
       const std::string place = explain ? explain(name) : "";
-      key.fail("unknown key '" + name + "'" + (place.empty() ? did_you_mean(name, known) : ": " + place) +
+      key.fail("unknown key '" + name + "'" + (place.empty() ? runtime::did_you_mean(name, known) : ": " + place) +
                "; allowed: " + names_of(handlers));
     }
     handler->second(value);
@@ -189,7 +189,7 @@ double YamlValue::number(double low, double high) const {
   double value = 0.0;
   if (!node_->IsScalar() || !YAML::convert<double>::decode(*node_, value)) fail("expected a number, found " + kind());
   if (!(value >= low && value <= high)) {
-    const std::string from = low == kAboveZero ? "above 0 and at most " : "from " + format(low) + " to ";
+    const std::string from = low == runtime::kAboveZero ? "above 0 and at most " : "from " + format(low) + " to ";
     fail("expected a number " + from + format(high) + ", found " + node_->Scalar());
   }
   return value;
@@ -214,7 +214,7 @@ size_t YamlValue::choose(const std::vector<std::string>& names) const {
   std::string allowed;
   for (const std::string& known : names) allowed += (allowed.empty() ? "" : ", ") + known;
   fail("expected " + std::string(names.size() > 1 ? "one of " : "") + allowed + ", found '" + found + "'" +
-       did_you_mean(found, names));
+       runtime::did_you_mean(found, names));
 }
 
 std::string YamlValue::kind() const {
@@ -224,4 +224,4 @@ std::string YamlValue::kind() const {
   return "'" + node_->Scalar() + "'";
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -14,7 +14,7 @@ namespace YAML {
 class Node;
 }
 
-namespace pare {
+namespace pare::compress {
 
 class YamlValue {
  public:
@@ -61,4 +61,4 @@ class YamlValue {
   const std::filesystem::path* file_;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

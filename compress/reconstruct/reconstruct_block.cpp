@@ -17,7 +17,7 @@
 #include "quant/row_chunks.h"
 #include "runtime/system/interrupt.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 // A view that is trained, with the sum of its gradients and the optimizer's state.
@@ -69,12 +69,12 @@ class BlockTraining {
     result.loss_before = result.loss_after = held_loss();
     while (result.num_epochs < options_.epochs) {
       for (int64_t i = 1; i <= epoch_steps; ++i) {
-        throw_if_interrupted();
+        runtime::throw_if_interrupted();
         const int64_t step = result.num_epochs * epoch_steps + i;
         std::vector<int64_t> windows = windows_of_step(step, batch, num_training, samples_.seed);
         for (int64_t& window : windows) window = training_[static_cast<size_t>(window)];
         add_gradients(windows);
-        update(step, learning_rate_at(step, num_steps, 0, 1.0, options_.final_rate), batch);
+        update(step, distill::learning_rate_at(step, num_steps, 0, 1.0, options_.final_rate), batch);
       }
       ++result.num_epochs;
       if (const double loss = held_loss(); loss < result.loss_after) {
@@ -102,8 +102,8 @@ class BlockTraining {
   // Calls `work` for each trained view, from several threads.
   template <typename Work>
   void for_each_view(const Work& work) {
-    for_row_chunks(static_cast<int64_t>(trained_.size()), 1,
-                   [&](int64_t index, int64_t) { work(static_cast<size_t>(index)); });
+    quant::for_row_chunks(static_cast<int64_t>(trained_.size()), 1,
+                          [&](int64_t index, int64_t) { work(static_cast<size_t>(index)); });
   }
 
   at::Tensor output_of(const NamedTensors& weights, const at::Tensor& input_TD) const {
@@ -118,7 +118,7 @@ class BlockTraining {
 
   double held_loss() const {
     std::vector<double> losses(held_.size());
-    for_row_chunks(static_cast<int64_t>(held_.size()), 1, [&](int64_t index, int64_t) {
+    quant::for_row_chunks(static_cast<int64_t>(held_.size()), 1, [&](int64_t index, int64_t) {
       samples_.with_states(
           held_[static_cast<size_t>(index)], [&](const at::Tensor& input_TD, const at::Tensor& target_TD) {
             losses[static_cast<size_t>(index)] = block_loss(output_of(values_, input_TD), target_TD).item<double>();
@@ -157,7 +157,7 @@ class BlockTraining {
       const size_t count = std::min(at_once, windows.size() - first);
       std::vector<std::vector<at::Tensor>> gradients(count);
       std::vector<double> losses(count);
-      for_row_chunks(static_cast<int64_t>(count), 1, [&](int64_t index, int64_t) {
+      quant::for_row_chunks(static_cast<int64_t>(count), 1, [&](int64_t index, int64_t) {
         const auto i = static_cast<size_t>(index);
         gradients[i] = window_gradients(windows[first + i], losses[i]);
       });
@@ -178,9 +178,9 @@ class BlockTraining {
   void update(int64_t step, double share_of_rate, int64_t num_windows) {
     const LearningRates rates{options_.learning_rate, options_.scale_learning_rate, options_.offset_learning_rate};
     for_each_parameter([&](TrainedView& trained, size_t i, Parameter& parameter) {
-      adamw_step(parameter.gradient, 1.0 / static_cast<double>(num_windows), step,
-                 share_of_rate * rates.of(parameter.kind), AdamWOptions{}, parameter.value, trained.first[i],
-                 trained.second[i]);
+      distill::adamw_step(parameter.gradient, 1.0 / static_cast<double>(num_windows), step,
+                          share_of_rate * rates.of(parameter.kind), distill::AdamWOptions{}, parameter.value,
+                          trained.first[i], trained.second[i]);
       parameter.gradient.zero_();
     });
     for_each_view([&](size_t v) {
@@ -213,15 +213,15 @@ Reconstruction reconstruct_block(const DecoderFunctions& model, int64_t block, c
   return BlockTraining(model, block, samples, options, views).run();
 }
 
-int64_t reconstruction_bytes(const ModelDescription& model, int64_t num_tokens, int num_threads) {
+int64_t reconstruction_bytes(const runtime::ModelDescription& model, int64_t num_tokens, int num_threads) {
   // For each weight there are the parameter, its gradient, two moments, the best value, the step's value, the value
   // that this was made from and the sum, all in float32. There are the code that training starts from and the mask in a
   // byte each, and the gradients of the windows at work.
   constexpr int64_t kWeightBytes = 8 * 4 + 2;
   int64_t most = 0;
-  for (const BlockDescription& block : model.blocks) {
+  for (const runtime::BlockDescription& block : model.blocks) {
     int64_t num_weights = 0, num_values = 12 * model.hidden_size;  // values of one token that a graph keeps
-    for (const LinearDescription& linear : linears_of(block)) {
+    for (const runtime::LinearDescription& linear : linears_of(block)) {
       num_weights += linear.num_out * linear.num_in;
       num_values += 3 * linear.num_out;
     }
@@ -240,4 +240,4 @@ double reconstruction_operations(const ReconstructOptions& options, int64_t num_
                                (num_epochs + 1.0) * static_cast<double>(num_held) + static_cast<double>(num_windows));
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -28,7 +28,7 @@
 #include "compress/train/parameter_view.h"
 #include "compress/walk/block_walk.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Returns the loss above, a scalar with a gradient. Both arguments are float32 [T, D].
 at::Tensor block_loss(const at::Tensor& output_TD, const at::Tensor& target_TD);
@@ -58,10 +58,10 @@ Reconstruction reconstruct_block(const DecoderFunctions& model, int64_t block, c
 
 // Returns about what reconstruct_block holds beside the states: parameters, moments and gradients of the largest block,
 // and the graphs of num_threads windows.
-int64_t reconstruction_bytes(const ModelDescription& model, int64_t num_tokens, int num_threads);
+int64_t reconstruction_bytes(const runtime::ModelDescription& model, int64_t num_tokens, int num_threads);
 
 // Returns the floating-point operations, in the unit of a matrix product's, of one block whose forward pass over a
 // window takes forward_operations.
 double reconstruction_operations(const ReconstructOptions& options, int64_t num_windows, double forward_operations);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -8,15 +8,15 @@
 #include "compress/walk/decoder_block.h"
 #include "runtime/containers/container_table.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 // A layer at work: its plan, its results so far, and where its values are in floating point.
 struct WorkedLayer {
   const LayerPlan* plan = nullptr;
   CompressedLayer* layer = nullptr;
-  OwnedTensor* tensor = nullptr;  // for a weight under the model's own name
-  GridView* grid = nullptr;       // for codes
+  runtime::OwnedTensor* tensor = nullptr;  // for a weight under the model's own name
+  GridView* grid = nullptr;                // for codes
   std::string name() const { return plan->linear.name + ".weight"; }
 };
 
@@ -41,9 +41,9 @@ std::vector<WorkedLayer> trained_layers(const std::vector<LayerPlan>& layers, Bl
 // Makes the view that holds the parameters: codes on their grid, or values of the type that they are stored in.
 std::unique_ptr<ParameterView> make_view(const at::Tensor& weight_OI, const ReconstructOptions& options,
                                          WorkedLayer& item) {
-  const StoredLinear& stored = item.layer->stored;
+  const runtime::StoredLinear& stored = item.layer->stored;
   if (item.layer->record.scheme.is_dense()) {
-    const DType dtype = item.tensor != nullptr ? item.tensor->dtype : stored.dense_dtype;
+    const runtime::DType dtype = item.tensor != nullptr ? item.tensor->dtype : stored.dense_dtype;
     return float_view(item.name(), ParameterKind::weight, weight_OI, dtype, item.layer->kept_OI);
   }
   auto view = std::make_unique<GridView>(item.plan->linear.name, stored.weight,
@@ -55,28 +55,29 @@ std::unique_ptr<ParameterView> make_view(const at::Tensor& weight_OI, const Reco
   return view;
 }
 
-std::vector<std::byte> bytes_of(const at::Tensor& values_OI, DType dtype) {
-  std::vector<std::byte> bytes(static_cast<size_t>(values_OI.numel()) * dtype_size_bytes(dtype));
-  convert_from_float(dtype, {values_OI.const_data_ptr<float>(), static_cast<size_t>(values_OI.numel())}, bytes);
+std::vector<std::byte> bytes_of(const at::Tensor& values_OI, runtime::DType dtype) {
+  std::vector<std::byte> bytes(static_cast<size_t>(values_OI.numel()) * runtime::dtype_size_bytes(dtype));
+  runtime::convert_from_float(dtype, {values_OI.const_data_ptr<float>(), static_cast<size_t>(values_OI.numel())},
+                              bytes);
   return bytes;
 }
 
 // Takes the trained values over. The zeros of the mask and the grid's shape stay as they were.
 void take_over(const ParameterView& view, WorkedLayer& item, BlockWork& work) {
-  const LinearDescription& linear = item.plan->linear;
-  StoredLinear& stored = item.layer->stored;
+  const runtime::LinearDescription& linear = item.plan->linear;
+  runtime::StoredLinear& stored = item.layer->stored;
   std::vector<float> values(static_cast<size_t>(linear.num_out * linear.num_in));
   if (item.grid != nullptr) {
     stored.weight = item.grid->weight();
     validate(stored.weight, linear.name);
-    values = effective_weight(stored);
+    values = runtime::effective_weight(stored);
   } else {
     const at::Tensor values_OI = view.stored().contiguous();
     if (item.tensor != nullptr) {
       item.tensor->data = bytes_of(values_OI, item.tensor->dtype);
     } else {
       stored.dense_OI = bytes_of(values_OI, stored.dense_dtype);
-      container_format(item.layer->record.scheme.container).adapt(stored, item.layer->record.scheme);
+      runtime::container_format(item.layer->record.scheme.container).adapt(stored, item.layer->record.scheme);
     }
     std::copy_n(values_OI.const_data_ptr<float>(), values.size(), values.begin());
   }
@@ -102,7 +103,7 @@ bool reconstruct_work(const std::vector<LayerPlan>& layers, int64_t index, const
   const std::map<std::string, at::Tensor, std::less<>> tensors = block.tensors();
   ParameterViews views;
   for (WorkedLayer& item : trained) views[item.name()] = make_view(tensors.at(item.name()), options, item);
-  for (const NormDescription& norm : norms_of(block.description())) {
+  for (const runtime::NormDescription& norm : norms_of(block.description())) {
     const std::string name = norm.name + ".weight";
     views[name] = frozen_view(tensors.at(name));
   }
@@ -118,4 +119,4 @@ bool reconstruct_work(const std::vector<LayerPlan>& layers, int64_t index, const
   return result.best_epoch > 0;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

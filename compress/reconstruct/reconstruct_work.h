@@ -5,7 +5,7 @@
 #include "compress/passes/compress_stage.h"
 #include "compress/reconstruct/reconstruct_block.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Trains the layers that have a step that reconstructs; all others stay as they are. `layers` are the block's plans.
 // Layers, changed tensors and the block's weights are replaced, and `reconstruction` of the layers' records is set.
@@ -14,4 +14,4 @@ namespace pare {
 bool reconstruct_work(const std::vector<LayerPlan>& layers, int64_t index, const BlockSamples& samples,
                       DecoderFunctions& model, BlockWork& work);
 
-}  // namespace pare
+}  // namespace pare::compress

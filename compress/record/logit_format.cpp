@@ -9,7 +9,7 @@
 #include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 constexpr int64_t kMostOfUint16 = int64_t{1} << 16;  // vocabularies whose ids fit
@@ -99,12 +99,12 @@ std::string LogitOrigin::to_json() const {
                                        {"pare", pare_version},
                                        {"libtorch", libtorch_version},
                                        {"instruction_set", instruction_set}};
-  return json_text(json);
+  return runtime::json_text(json);
 }
 
 std::string LogitOrigin::hash() const {
   const std::string json = to_json();
-  return sha256_hex(std::as_bytes(std::span(json)));
+  return runtime::sha256_hex(std::as_bytes(std::span(json)));
 }
 
 int64_t bytes_per_token(int64_t num_vocabulary, int64_t num_kept, int64_t num_temperatures) {
@@ -121,4 +121,4 @@ std::string shard_name(int64_t shard) {
   return name.data();
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -25,7 +25,7 @@
 #include "compress/hdf5/hashed_file.h"
 #include "compress/hdf5/hdf5_type.h"
 
-namespace pare {
+namespace pare::compress {
 
 // The origin of the logits: the master's attributes.
 struct LogitOrigin {
@@ -100,4 +100,4 @@ std::optional<LogitDifference> check_origin(const LogitOrigin& origin);
 // Checks one sequence, and names the array that is wrong.
 std::optional<LogitDifference> check_sequence(const RecordedSequence& sequence, int64_t num_vocabulary);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -16,7 +16,7 @@
 #include "compress/hdf5/hdf5_reader.h"
 #include "runtime/system/input_files.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
@@ -117,7 +117,7 @@ uint64_t checked_number(const Hdf5Reader& reader, const Hdf5Object& root, const 
 // checks_hash is false for a file that was checked before.
 OpenShard open_shard(const fs::path& path, const LogitOrigin& origin, int64_t shard, int64_t first_sequence,
                      bool checks_hash) {
-  InputFile file(path);
+  runtime::InputFile file(path);
   LogitShard summary;
   const bool is_first_version = stated_version(file, kLogitFile) == kFirstLogitVersion;
   if (checks_hash) summary.sha256 = check_hash(file, kLogitFile);
@@ -174,7 +174,7 @@ LogitShard check_shard(const fs::path& path, const LogitOrigin& origin, int64_t 
 
 struct LogitStore::State {
   fs::path path;
-  InputFiles files;  // the master and the shards
+  runtime::InputFiles files;  // the master and the shards
   LogitOrigin origin;
   std::string hash;
   fs::path folder;  // the folder of the shards
@@ -273,7 +273,7 @@ LogitStore LogitStore::open_with(const fs::path& path, const fs::path& shards) {
   auto state = std::make_unique<State>();
   state->path = path;
   state->files.add(path);
-  InputFile file(path);
+  runtime::InputFile file(path);
   state->hash = check_hash(file, kLogitFile);
   const Hdf5Reader reader(std::move(file), kUserBlockBytes, kLogitFile.remedy);
   const Hdf5Object root = reader.root();
@@ -372,7 +372,7 @@ std::vector<float> LogitStore::label_log_probs(int64_t sequence) const {
   return {values.const_data_ptr<float>(), values.const_data_ptr<float>() + count};
 }
 
-TruncatedLogits LogitStore::read(int64_t sequence, int64_t first, int64_t count) const {
+distill::TruncatedLogits LogitStore::read(int64_t sequence, int64_t first, int64_t count) const {
   const int64_t row = state_->find(sequence) + first, num_tokens = length(sequence);
   if (first < 0 || count < 1 || count > num_tokens || first > num_tokens - count) {
     throw std::invalid_argument("tokens " + std::to_string(first) + " to " + std::to_string(first + count) +
@@ -382,7 +382,7 @@ TruncatedLogits LogitStore::read(int64_t sequence, int64_t first, int64_t count)
   const OpenShard& shard = *state_->open;
   const LogitOrigin& origin = state_->origin;
   const int64_t num_kept = origin.num_kept, num_temperatures = static_cast<int64_t>(origin.temperatures.size());
-  TruncatedLogits rows{.num_vocabulary = origin.num_vocabulary, .temperatures = origin.temperatures};
+  distill::TruncatedLogits rows{.num_vocabulary = origin.num_vocabulary, .temperatures = origin.temperatures};
   const std::vector<int64_t> ids = read_ids(shard.reader, shard.arrays[kTopIds], row * num_kept, count * num_kept);
   rows.ids_TK = at::empty({count, num_kept}, at::kInt);
   std::transform(ids.begin(), ids.end(), rows.ids_TK.mutable_data_ptr<int32_t>(), [](int64_t id) {
@@ -397,4 +397,4 @@ TruncatedLogits LogitStore::read(int64_t sequence, int64_t first, int64_t count)
   return rows;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

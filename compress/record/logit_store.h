@@ -12,7 +12,7 @@
 #include "compress/record/logit_format.h"
 #include "distill/teacher_logits.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Opens a shard and checks everything but its rows: its hash, its store, its place and its shapes. Throws
 // std::runtime_error.
@@ -51,7 +51,7 @@ class LogitStore {
   RecordedSequence sequence(int64_t sequence) const;
   std::vector<float> label_log_probs(int64_t sequence) const;
   // Reads tokens [first, first + count): ids as int32 and logarithms as float32, ready for TeacherLogits.
-  TruncatedLogits read(int64_t sequence, int64_t first, int64_t count) const;
+  distill::TruncatedLogits read(int64_t sequence, int64_t first, int64_t count) const;
 
  private:
   struct State;
@@ -60,4 +60,4 @@ class LogitStore {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

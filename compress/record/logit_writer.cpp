@@ -11,7 +11,7 @@
 
 #include "compress/hdf5/hdf5_writer.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
@@ -104,7 +104,7 @@ LogitShardWriter::LogitShardWriter(const fs::path& path, const LogitOrigin& orig
 
 LogitShardWriter::~LogitShardWriter() = default;
 
-void LogitShardWriter::append(const TruncatedLogits& rows, std::span<const float> label_log_probs_T) {
+void LogitShardWriter::append(const distill::TruncatedLogits& rows, std::span<const float> label_log_probs_T) {
   const auto num_rows = static_cast<int64_t>(label_log_probs_T.size());
   const bool fits = rows.ids_TK.defined() && rows.ids_TK.dim() == 2 && rows.ids_TK.size(0) == num_rows &&
                     rows.ids_TK.size(1) == state_->num_kept && rows.num_vocabulary == state_->num_vocabulary &&
@@ -186,4 +186,4 @@ std::string write_master(const fs::path& path, const LogitOrigin& origin, const 
   return hash;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

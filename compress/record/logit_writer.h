@@ -11,7 +11,7 @@
 #include "compress/record/logit_format.h"
 #include "distill/teacher_logits.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Writes one shard, which appears under its name when it is complete, or not at all. Until then it is PATH.partial.
 class LogitShardWriter {
@@ -25,7 +25,7 @@ class LogitShardWriter {
 
   // Appends the next rows, [T, K] and [T, N] of `rows`, with the origin's temperatures. label_log_probs_T are those of
   // the token that follows, 0 for the last token of a sequence. Throws as the constructor does.
-  void append(const TruncatedLogits& rows, std::span<const float> label_log_probs_T);
+  void append(const distill::TruncatedLogits& rows, std::span<const float> label_log_probs_T);
 
   // Throws std::logic_error unless all rows were appended, and std::runtime_error (path, reason).
   LogitShard publish();
@@ -40,4 +40,4 @@ class LogitShardWriter {
 std::string write_master(const std::filesystem::path& path, const LogitOrigin& origin, const std::string& shards_folder,
                          const std::vector<LogitShard>& shards);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -10,7 +10,7 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 std::string string_field(const nlohmann::json& object, const char* name, bool is_optional, const std::string& where) {
@@ -38,24 +38,26 @@ std::vector<std::string> read_lines(const std::string& text, const std::string& 
     begin = end + 1;
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     const std::string where = path + ":" + std::to_string(number);
-    add(prompts, string_field(parse_json(line, where, Nul::allowed), "prompt", /*is_optional=*/false, where), where);
+    add(prompts,
+        string_field(runtime::parse_json(line, where, runtime::Nul::allowed), "prompt", /*is_optional=*/false, where),
+        where);
   }
   return prompts;
 }
 
 std::vector<std::string> read_items(const std::string& text, const std::string& path) {
-  const nlohmann::json items = parse_json(text, path, Nul::allowed);
+  const nlohmann::json items = runtime::parse_json(text, path, runtime::Nul::allowed);
   if (!items.is_array())
     throw std::runtime_error(path + ": expected an array of instructions, found " + items.type_name());
   std::vector<std::string> prompts;
   for (size_t i = 0; i < items.size(); ++i) {
     const std::string where = path + ": item " + std::to_string(i);
-    const InstructionExample example = {
+    const runtime::InstructionExample example = {
         .instruction = string_field(items[i], "instruction", /*is_optional=*/false, where),
         .input = string_field(items[i], "input", /*is_optional=*/true, where),
         .references = {}};
     if (example.instruction.empty()) throw std::runtime_error(where + ": the instruction is empty");
-    add(prompts, make_prompt(example, AnswerOptions().prompt_template), where);
+    add(prompts, runtime::make_prompt(example, runtime::AnswerOptions().prompt_template), where);
   }
   return prompts;
 }
@@ -63,17 +65,17 @@ std::vector<std::string> read_items(const std::string& text, const std::string& 
 }  // namespace
 
 std::vector<std::string> read_prompts(const std::filesystem::path& path) {
-  refuse_folder(path, "prompts (.jsonl or .json)", {".jsonl", ".json"});
+  runtime::refuse_folder(path, "prompts (.jsonl or .json)", {".jsonl", ".json"});
   const std::string extension = path.extension().string();
   if (extension != ".jsonl" && extension != ".json") {
     throw std::invalid_argument(path.string() + ": expected prompts in a .jsonl (field prompt) or .json file " +
                                 "(instruction, input), found '" + extension + "'");
   }
-  const std::string text = read_file_or_pipe(path);
+  const std::string text = runtime::read_file_or_pipe(path);
   std::vector<std::string> prompts =
       extension == ".jsonl" ? read_lines(text, path.string()) : read_items(text, path.string());
   if (prompts.empty()) throw std::runtime_error(path.string() + ": it holds no prompts");
   return prompts;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace pare {
+namespace pare::compress {
 
 // Returns the prompts of a file, in order. A .jsonl file gives the field "prompt" of each line that is not blank. A
 // .json file is an array of objects with the field "instruction" and perhaps "input"; others are not read. make_prompt
@@ -14,4 +14,4 @@ namespace pare {
 // found) for wrong content, a file without prompts and an empty prompt.
 std::vector<std::string> read_prompts(const std::filesystem::path& path);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -38,7 +38,7 @@
 #include "runtime/tokenizer/tokenizer.h"
 #include "runtime/tokenizer/tokenizer_hash.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
@@ -85,32 +85,34 @@ struct Material {  // NOLINT(bugprone-exception-escape): Json moves without thro
 // Returns the number of tokens in the teacher's distributions. Rows of a head after the tokenizer's tokens fill it up
 // to a round number. Their logits are noise that no student can learn, and another head of the same tokenizer may have
 // fewer.
-int64_t count_tokens(const Tokenizer& tokenizer, const ModelDescription& model) {
+int64_t count_tokens(const runtime::Tokenizer& tokenizer, const runtime::ModelDescription& model) {
   return std::min(tokenizer.vocabulary_size(), model.vocabulary_size);
 }
 
-DocumentWindows read_all_windows(const RecordOptions& options, const Tokenizer& tokenizer,
-                                 const Checkpoint& checkpoint) {
+runtime::DocumentWindows read_all_windows(const RecordOptions& options, const runtime::Tokenizer& tokenizer,
+                                          const runtime::Checkpoint& checkpoint) {
   const int64_t num_tokens = options.num_tokens.value_or(kRecordTokens);
   const int64_t num_vocabulary = count_tokens(tokenizer, checkpoint.description());
-  if (holds_token_windows(options.text)) {
+  if (runtime::holds_token_windows(options.text)) {
     if (!options.end_of_document.empty()) {
       throw std::invalid_argument("--end-of-document: '" + options.text.string() +
                                   "' holds windows, which are used as they are: leave it out");
     }
-    return {read_token_windows(options.text, nullptr, num_tokens, /*num_windows=*/0, /*add_special_tokens=*/true,
-                               num_vocabulary),
+    return {runtime::read_token_windows(options.text, nullptr, num_tokens, /*num_windows=*/0,
+                                        /*add_special_tokens=*/true, num_vocabulary),
             {}};
   }
   const int32_t end_token =
-      end_of_document(options.end_of_document, tokenizer, checkpoint.directory(), checkpoint.description());
-  return read_document_windows(options.text, {tokenizer, end_token, num_tokens, num_vocabulary}, /*num_windows=*/0);
+      runtime::end_of_document(options.end_of_document, tokenizer, checkpoint.directory(), checkpoint.description());
+  return runtime::read_document_windows(options.text, {tokenizer, end_token, num_tokens, num_vocabulary},
+                                        /*num_windows=*/0);
 }
 
-Material read_windows(const RecordOptions& options, const Tokenizer& tokenizer, const Checkpoint& checkpoint) {
-  const ModelDescription& model = checkpoint.description();
-  const DocumentWindows read = read_all_windows(options, tokenizer, checkpoint);
-  const TokenWindows& all = read.windows;
+Material read_windows(const RecordOptions& options, const runtime::Tokenizer& tokenizer,
+                      const runtime::Checkpoint& checkpoint) {
+  const runtime::ModelDescription& model = checkpoint.description();
+  const runtime::DocumentWindows read = read_all_windows(options, tokenizer, checkpoint);
+  const runtime::TokenWindows& all = read.windows;
   const std::string what = options.text.string() + ": ";
   if (options.num_tokens && all.num_tokens != *options.num_tokens) {
     throw std::invalid_argument(what + "its windows are " + std::to_string(all.num_tokens) +
@@ -128,7 +130,7 @@ Material read_windows(const RecordOptions& options, const Tokenizer& tokenizer, 
                                 std::to_string(all.num_windows) + " of " + std::to_string(all.num_tokens) + " tokens");
   }
   Material material;
-  const bool takes_first = holds_token_windows(options.text);
+  const bool takes_first = runtime::holds_token_windows(options.text);
   for (int64_t i = 0; const int64_t window : draw_sorted(all.num_windows, num_windows, options.seed)) {
     const std::span<const int32_t> ids = all.window(takes_first ? i : window);
     material.starts.emplace_back(ids.begin(), ids.end());
@@ -139,12 +141,13 @@ Material read_windows(const RecordOptions& options, const Tokenizer& tokenizer, 
   return material;
 }
 
-Material read_prompts(const RecordOptions& options, const Tokenizer& tokenizer, const ModelDescription& model) {
+Material read_prompts(const RecordOptions& options, const runtime::Tokenizer& tokenizer,
+                      const runtime::ModelDescription& model) {
   Material material;
   material.num_samples = options.num_samples;
   material.max_new_tokens = options.max_new_tokens;
-  for (const std::string& prompt : pare::read_prompts(options.prompts)) {
-    throw_if_interrupted();
+  for (const std::string& prompt : compress::read_prompts(options.prompts)) {
+    runtime::throw_if_interrupted();
     std::vector<int32_t> ids = tokenizer.encode(prompt, /*add_special_tokens=*/true);
     const auto num_tokens = static_cast<int64_t>(ids.size());
     if (num_tokens < 1) throw std::invalid_argument(options.prompts.string() + ": a prompt has no tokens");
@@ -171,7 +174,7 @@ Material read_prompts(const RecordOptions& options, const Tokenizer& tokenizer, 
 }
 
 std::string hash_of(const Material& material) {
-  Sha256 hash;
+  runtime::Sha256 hash;
   for (const auto* const sequences : {&material.starts, &material.documents}) {
     for (const std::vector<int32_t>& ids : *sequences) {
       const std::string size = std::to_string(ids.size()) + " ";
@@ -188,7 +191,7 @@ std::vector<int64_t> cut_shards(const Material& material, int64_t shard_tokens) 
   std::vector<int64_t> shard_sequences;
   int64_t num_tokens = 0;
   for (const std::vector<int32_t>& start : material.starts) {
-    throw_if_interrupted();
+    runtime::throw_if_interrupted();
     const int64_t length = static_cast<int64_t>(start.size()) + material.max_new_tokens;
     for (int64_t left = material.num_samples; left > 0;) {  // samples of one prompt are equally long: takes all that
                                                             // fit
@@ -212,7 +215,7 @@ std::vector<int64_t> cut_shards(const Material& material, int64_t shard_tokens) 
 
 // Returns a seed of its own for each sequence, so that no sequence depends on where a run was resumed.
 uint64_t sequence_seed(uint64_t seed, int64_t sequence) {
-  return RandomNumbers(RandomNumbers(seed).next() + static_cast<uint64_t>(sequence)).next();
+  return runtime::RandomNumbers(runtime::RandomNumbers(seed).next() + static_cast<uint64_t>(sequence)).next();
 }
 
 void check_options(const RecordOptions& options) {
@@ -224,7 +227,7 @@ void check_options(const RecordOptions& options) {
     const auto& all = options.temperatures;
     if (std::find(all.begin(), all.begin() + static_cast<int64_t>(i), all[i]) !=
         all.begin() + static_cast<int64_t>(i)) {
-      throw std::invalid_argument("--temperatures lists " + json_text(Json(all[i])) + " twice");
+      throw std::invalid_argument("--temperatures lists " + runtime::json_text(Json(all[i])) + " twice");
     }
   }
   if (options.shard_tokens < 1) throw std::invalid_argument("--shard-tokens: expected 1 or more");
@@ -233,7 +236,7 @@ void check_options(const RecordOptions& options) {
 // One run's recording of a store.
 class Recording {
  public:
-  Recording(const RecordOptions& options, const Checkpoint& checkpoint, const InputFiles& files,
+  Recording(const RecordOptions& options, const runtime::Checkpoint& checkpoint, const runtime::InputFiles& files,
             const Material& material, int64_t num_lanes, const LogitOrigin& origin)
       : options_(options),
         checkpoint_(checkpoint),
@@ -243,13 +246,13 @@ class Recording {
         origin_(origin) {}
 
   // Records the next shard as a whole.
-  LogitShard record_shard(Transformer& model, const fs::path& path, int64_t shard, int64_t first, int64_t count,
-                          const std::function<void(int64_t)>& on_sequence) {
+  LogitShard record_shard(runtime::Transformer& model, const fs::path& path, int64_t shard, int64_t first,
+                          int64_t count, const std::function<void(int64_t)>& on_sequence) {
     const std::vector<RecordedSequence> sequences = make_sequences(model, first, count);
     RecordingTeacher teacher(model, origin_.num_vocabulary, origin_.num_kept, origin_.temperatures);
     LogitShardWriter writer(path, origin_, shard, first, sequences);
     for (size_t done = 0; done < sequences.size();) {
-      throw_if_interrupted();
+      runtime::throw_if_interrupted();
       const size_t length = sequences[done].ids.size();
       size_t end = done + 1;
       const auto most = static_cast<size_t>(RecordingTeacher::batch_sequences(static_cast<int64_t>(length)));
@@ -265,9 +268,9 @@ class Recording {
 
  private:
   // Makes a shard's sequences. Which texts are drawn together follows from the data alone.
-  std::vector<RecordedSequence> make_sequences(Transformer& model, int64_t first, int64_t count) const {
+  std::vector<RecordedSequence> make_sequences(runtime::Transformer& model, int64_t first, int64_t count) const {
     std::vector<RecordedSequence> windows;
-    std::vector<GenerationRequest> requests;
+    std::vector<runtime::GenerationRequest> requests;
     for (int64_t sequence = first; sequence < first + count; ++sequence) {
       const std::vector<int32_t>& start = material_.start(sequence);
       if (!material_.has_prompts()) {
@@ -288,14 +291,14 @@ class Recording {
   }
 
   const RecordOptions& options_;
-  const Checkpoint& checkpoint_;
-  const InputFiles& files_;
+  const runtime::Checkpoint& checkpoint_;
+  const runtime::InputFiles& files_;
   const Material& material_;
   int64_t num_lanes_;
   const LogitOrigin& origin_;
 };
 
-Prediction predict(const Checkpoint& checkpoint, const Material& material, const LogitOrigin& origin,
+Prediction predict(const runtime::Checkpoint& checkpoint, const Material& material, const LogitOrigin& origin,
                    int64_t num_shards, int64_t num_lanes, int num_threads) {
   RecordingExtent extent{
       .num_temperatures = static_cast<int64_t>(origin.temperatures.size()),
@@ -308,7 +311,8 @@ Prediction predict(const Checkpoint& checkpoint, const Material& material, const
   extent.file_bytes = extent.num_tokens * bytes_per_token(origin.num_vocabulary, origin.num_kept,
                                                           static_cast<int64_t>(origin.temperatures.size())) +
                       material.num_sequences() * 4 + (num_shards + 1) * kShardOverheadBytes;
-  return predict_recording(checkpoint, extent, read_memory_usage().held_bytes, measure_matmul_rate(num_threads));
+  return predict_recording(checkpoint, extent, runtime::read_memory_usage().held_bytes,
+                           measure_matmul_rate(num_threads));
 }
 
 int64_t bytes_of_store(const fs::path& output) {
@@ -322,36 +326,36 @@ int64_t bytes_of_store(const fs::path& output) {
 }  // namespace
 
 std::string record(const fs::path& model_path, const fs::path& given_output, const RecordOptions& options,
-                   Progress& progress) {
-  const fs::path output = output_place(given_output);
+                   runtime::Progress& progress) {
+  const fs::path output = runtime::output_place(given_output);
   if (!is_plain_text(output.filename().string())) {
     throw std::invalid_argument("output '" + output.string() +
                                 "': expected a name in UTF-8, because the file holds it to find its shards");
   }
   const auto start = Clock::now();
-  MemorySampler memory;
+  runtime::MemorySampler memory;
   const at::NoGradGuard no_grad;
   check_options(options);
   check_can_be_made(output);
   UnfinishedStore::check_output_is_free(
-      output, options.dry_run ? PartialOutput::Leftovers::stay : PartialOutput::Leftovers::go);
+      output, options.dry_run ? runtime::PartialOutput::Leftovers::stay : runtime::PartialOutput::Leftovers::go);
   const int num_threads = options.num_threads > 0 ? options.num_threads : omp_get_max_threads();
   at::set_num_threads(num_threads);
   omp_set_num_threads(num_threads);
-  const Isa isa = options.isa.value_or(detect_isa());
-  const std::unique_ptr<Backend> backend = make_backend({.isa = isa, .num_threads = num_threads});
+  const runtime::Isa isa = options.isa.value_or(runtime::detect_isa());
+  const std::unique_ptr<runtime::Backend> backend = runtime::make_backend({.isa = isa, .num_threads = num_threads});
 
-  const ModelDirectory directory(model_path);
-  const Checkpoint checkpoint = Checkpoint::open(directory.path());
-  require_listed_files(directory.path());
-  const ModelDescription& model = checkpoint.description();
-  InputFiles files;
+  const runtime::ModelDirectory directory(model_path);
+  const runtime::Checkpoint checkpoint = runtime::Checkpoint::open(directory.path());
+  runtime::require_listed_files(directory.path());
+  const runtime::ModelDescription& model = checkpoint.description();
+  runtime::InputFiles files;
   for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) files.add(checkpoint.directory() / name);
   const fs::path& data = options.text.empty() ? options.prompts : options.text;
-  add_text(data, files);
+  runtime::add_text(data, files);
   std::vector<std::string> events;
-  check_windows_tokenizers({options.text}, checkpoint.directory(), events);
-  const Tokenizer tokenizer = Tokenizer::open(checkpoint.directory());
+  runtime::check_windows_tokenizers({options.text}, checkpoint.directory(), events);
+  const runtime::Tokenizer tokenizer = runtime::Tokenizer::open(checkpoint.directory());
   Material material =
       options.text.empty() ? read_prompts(options, tokenizer, model) : read_windows(options, tokenizer, checkpoint);
   const int64_t num_vocabulary = count_tokens(tokenizer, model);
@@ -369,20 +373,20 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   for (const std::string& event : events) progress.print("event: " + event);
   const std::vector<int64_t> shard_sequences = cut_shards(material, options.shard_tokens);
   const auto num_shards = static_cast<int64_t>(shard_sequences.size());
-  const int64_t num_lanes =
-      lanes_at_once(model, *std::max_element(shard_sequences.begin(), shard_sequences.end()), material.longest());
+  const int64_t num_lanes = runtime::lanes_at_once(
+      model, *std::max_element(shard_sequences.begin(), shard_sequences.end()), material.longest());
   if (material.has_prompts()) material.source["drawn_together"] = num_lanes;
   LogitOrigin origin{.model = "",
-                     .tokenizer = tokenizer_hash(checkpoint.directory()),
+                     .tokenizer = runtime::tokenizer_hash(checkpoint.directory()),
                      .data = hash_of(material),
                      .text = plain_text(data.filename().string()),
-                     .source = json_text(material.source),
+                     .source = runtime::json_text(material.source),
                      .num_vocabulary = num_vocabulary,
                      .num_kept = options.num_kept,
                      .temperatures = options.temperatures,
-                     .pare_version = std::string(version()),
+                     .pare_version = std::string(runtime::version()),
                      .libtorch_version = TORCH_VERSION,
-                     .instruction_set = std::string(isa_name(isa)) + ", " + at::get_cpu_capability()};
+                     .instruction_set = std::string(runtime::isa_name(isa)) + ", " + at::get_cpu_capability()};
   const int64_t token_bytes =
       bytes_per_token(origin.num_vocabulary, origin.num_kept, static_cast<int64_t>(origin.temperatures.size()));
   const Prediction prediction = predict(checkpoint, material, origin, num_shards, num_lanes, num_threads);
@@ -390,18 +394,18 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   progress.print("plan: " + std::to_string(material.num_sequences()) + " sequences in " + std::to_string(num_shards) +
                  " shards, " + std::to_string(token_bytes) + " bytes per token");
   if (options.dry_run) {
-    Json json = parse_ordered_json(to_json(prediction), "the prediction");
+    Json json = runtime::parse_ordered_json(to_json(prediction), "the prediction");
     json["sequences"] = material.num_sequences();
     json["prompts_left_out"] = material.num_left_out;
     json["events"] = events;
     json["shards"] = num_shards;
     json["bytes_per_token"] = token_bytes;
-    return json_text(json, 2);
+    return runtime::json_text(json, 2);
   }
   check_disk_space(output, prediction);
   checkpoint.check_values();
   origin.model = model_hash(checkpoint);
-  throw_if_interrupted();
+  runtime::throw_if_interrupted();
 
   UnfinishedStore store(output, origin, shard_sequences, options.fresh);
   const auto num_resumed = static_cast<int64_t>(store.shards().size());
@@ -411,9 +415,9 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
       progress.print("continuing after " + std::to_string(num_resumed) + " shards in '" + store.folder().string() +
                      "'");
     }
-    std::optional<Transformer> teacher;
-    if (num_resumed < num_shards) teacher = Transformer::load(checkpoint, *backend);
-    const LargePiecesStay stay;
+    std::optional<runtime::Transformer> teacher;
+    if (num_resumed < num_shards) teacher = runtime::Transformer::load(checkpoint, *backend);
+    const runtime::LargePiecesStay stay;
     Recording recording(options, checkpoint, files, material, num_lanes, origin);
     const int64_t num_recorded =
         std::accumulate(shard_sequences.begin(), shard_sequences.begin() + num_resumed, int64_t{0});
@@ -425,29 +429,30 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
                                        [&](int64_t done) { progress.update(done); }));
     }
     progress.finish();
-    throw_if_interrupted();
+    runtime::throw_if_interrupted();
     const std::string hash = store.publish();
     int64_t num_tokens = 0;
     for (const LogitShard& shard : store.shards()) num_tokens += shard.num_tokens;
     const int64_t output_bytes = bytes_of_store(output);
     const double bytes_each = static_cast<double>(output_bytes) / static_cast<double>(num_tokens);
-    result = output.string() + ": " + format_bytes(output_bytes) + ", the " + std::to_string(options.num_kept) +
-             " most probable of " + std::to_string(num_vocabulary) + " tokens at each of " +
-             std::to_string(num_tokens) + ", " + format_number(bytes_each, 1) + " bytes per token, " +
-             format_duration(seconds_since(start)) + ", peak memory " + format_bytes(memory.peak_bytes());
-    report = json_text(Json{{"output", output.string()},
-                            {"sha256", hash},
-                            {"sequences", material.num_sequences()},
-                            {"prompts_left_out", material.num_left_out},
-                            {"tokens", num_tokens},
-                            {"shards", num_shards},
-                            {"resumed_shards", num_resumed},
-                            {"events", events},
-                            {"output_bytes", output_bytes},
-                            {"bytes_per_token", bytes_each},
-                            {"seconds", seconds_since(start)},
-                            {"peak_memory_bytes", memory.peak_bytes()}},
-                       2);
+    result = output.string() + ": " + runtime::format_bytes(output_bytes) + ", the " +
+             std::to_string(options.num_kept) + " most probable of " + std::to_string(num_vocabulary) +
+             " tokens at each of " + std::to_string(num_tokens) + ", " + runtime::format_number(bytes_each, 1) +
+             " bytes per token, " + runtime::format_duration(runtime::seconds_since(start)) + ", peak memory " +
+             runtime::format_bytes(memory.peak_bytes());
+    report = runtime::json_text(Json{{"output", output.string()},
+                                     {"sha256", hash},
+                                     {"sequences", material.num_sequences()},
+                                     {"prompts_left_out", material.num_left_out},
+                                     {"tokens", num_tokens},
+                                     {"shards", num_shards},
+                                     {"resumed_shards", num_resumed},
+                                     {"events", events},
+                                     {"output_bytes", output_bytes},
+                                     {"bytes_per_token", bytes_each},
+                                     {"seconds", runtime::seconds_since(start)},
+                                     {"peak_memory_bytes", memory.peak_bytes()}},
+                                2);
   } catch (...) {
     if (store.shards().empty()) {
       store.discard();
@@ -463,4 +468,4 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   return report;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

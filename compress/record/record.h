@@ -11,7 +11,7 @@
 #include "runtime/system/isa.h"
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::compress {
 
 inline constexpr int64_t kRecordTokens = 512;
 
@@ -31,9 +31,9 @@ struct RecordOptions {
   uint64_t seed = 0;
   int64_t num_kept = 50;                          // K
   std::vector<double> temperatures = {1.0, 2.0};  // at which the tail's mass is recorded
-  int64_t shard_tokens = 65536;  // a shard holds as many sequences as fit into this many tokens, and at least one
-  int num_threads = 0;           // 0: one for each core
-  std::optional<Isa> isa;        // empty: the widest there is
+  int64_t shard_tokens = 65536;     // a shard holds as many sequences as fit into this many tokens, and at least one
+  int num_threads = 0;              // 0: one for each core
+  std::optional<runtime::Isa> isa;  // empty: the widest there is
   bool dry_run = false;
   bool fresh = false;  // discards what an interrupted run has left
 };
@@ -48,6 +48,6 @@ struct RecordOptions {
 // for sequences beyond the model's context. Throws std::runtime_error when OUTPUT exists, when OUTPUT.partial is of
 // another model, text or options (the message says which), and for damaged files and a full disk. Throws Interrupted.
 std::string record(const std::filesystem::path& model, const std::filesystem::path& output,
-                   const RecordOptions& options, Progress& progress);
+                   const RecordOptions& options, runtime::Progress& progress);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -12,7 +12,7 @@
 
 #include "distill/losses.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 class RecordedTeacher : public Teacher {
@@ -43,7 +43,7 @@ class RecordedTeacher : public Teacher {
         return store_.label_log_probs(sequence);
       }();
       for (int64_t i = 0; i < num_rows; ++i) {
-        if (labels[row + i] == kIgnoredLabel) continue;
+        if (labels[row + i] == distill::kIgnoredLabel) continue;
         losses_R.data_ptr<float>()[row + i] = -log_probs[static_cast<size_t>(token + i)];
       }
       row += num_rows + num_filled;
@@ -59,11 +59,11 @@ class RecordedTeacher : public Teacher {
     device_ = batch.ids_BT.device();
   }
 
-  TeacherLogits make_logits(int64_t first, int64_t count) override {
+  distill::TeacherLogits make_logits(int64_t first, int64_t count) override {
     std::vector<at::Tensor> ids, log_probs, log_tails;
-    TruncatedLogits joined;
+    distill::TruncatedLogits joined;
     for_parts(first, count, [&](int64_t sequence, int64_t token, int64_t num_rows, int64_t num_filled) {
-      const auto add = [&](TruncatedLogits part) {
+      const auto add = [&](distill::TruncatedLogits part) {
         ids.push_back(part.ids_TK);
         log_probs.push_back(part.log_probs_TK);
         log_tails.push_back(part.log_tails_TN);
@@ -77,10 +77,10 @@ class RecordedTeacher : public Teacher {
     joined.ids_TK = at::cat(ids, 0).to(device_);
     joined.log_probs_TK = at::cat(log_probs, 0).to(device_);
     joined.log_tails_TN = at::cat(log_tails, 0).to(device_);
-    return TeacherLogits(std::move(joined));
+    return distill::TeacherLogits(std::move(joined));
   }
 
-  TruncatedLogits read(int64_t sequence, int64_t first, int64_t count) const {
+  distill::TruncatedLogits read(int64_t sequence, int64_t first, int64_t count) const {
     const std::lock_guard lock(*reading_);
     return store_.read(sequence, first, count);
   }
@@ -116,4 +116,4 @@ std::unique_ptr<Teacher> recorded_teacher(const LogitStore& store, std::vector<i
   return std::make_unique<RecordedTeacher>(store, std::move(stored), num_vocabulary);
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -12,7 +12,7 @@
 
 #include "distill/teacher_logits.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 // The logits in memory at a time. Their rows are enough for one call of a head's kernel to be efficient.
@@ -59,7 +59,7 @@ std::vector<float> label_log_probs(const at::Tensor& logits_RV, const at::Tensor
 
 }  // namespace
 
-RecordingTeacher::RecordingTeacher(Transformer& model, int64_t num_tokens, int64_t num_kept,
+RecordingTeacher::RecordingTeacher(runtime::Transformer& model, int64_t num_tokens, int64_t num_kept,
                                    std::vector<double> temperatures)
     : model_(model),
       num_tokens_(num_tokens),
@@ -70,18 +70,18 @@ RecordingTeacher::RecordingTeacher(Transformer& model, int64_t num_tokens, int64
       host_logits_RV_(static_cast<size_t>(logits_RV_.size())) {}
 
 int64_t RecordingTeacher::batch_sequences(int64_t num_tokens) {
-  return std::max<int64_t>(1, Transformer::kBatchRows / num_tokens);
+  return std::max<int64_t>(1, runtime::Transformer::kBatchRows / num_tokens);
 }
 
 int64_t RecordingTeacher::logit_bytes(int64_t num_vocabulary, int num_threads) {
   const int64_t num_rows = chunk_rows(num_vocabulary);
   return 2 * num_rows * num_vocabulary * static_cast<int64_t>(sizeof(float)) +
-         truncation_bytes(num_rows, num_vocabulary, num_threads);
+         distill::truncation_bytes(num_rows, num_vocabulary, num_threads);
 }
 
 void RecordingTeacher::append(std::span<const RecordedSequence> sequences, int64_t first_sequence,
                               LogitShardWriter& writer) {
-  const ModelDescription& description = model_.description();
+  const runtime::ModelDescription& description = model_.description();
   const int64_t num_vocabulary = description.vocabulary_size, width = description.hidden_size;
   std::vector<int32_t> ids, labels;
   std::vector<int64_t> lengths;  // one for each document
@@ -121,19 +121,21 @@ void RecordingTeacher::append(std::span<const RecordedSequence> sequences, int64
     const at::Tensor logits_RV =
         at::from_blob(host_logits.data(), {count, num_vocabulary}, at::kFloat).narrow(1, 0, num_tokens_);
     at::Tensor log_sums_R;
-    const TruncatedLogits truncated = truncate_logits(logits_RV, num_kept_, temperatures_, &log_sums_R);
+    const distill::TruncatedLogits truncated =
+        distill::truncate_logits(logits_RV, num_kept_, temperatures_, &log_sums_R);
     const std::span labels_R = std::span(labels).subspan(static_cast<size_t>(first), static_cast<size_t>(count));
     writer.append(truncated, label_log_probs(logits_RV, log_sums_R, labels_R));
   }
 }
 
-std::vector<RecordedSequence> continue_prompts(Transformer& model, std::span<const GenerationRequest> requests,
+std::vector<RecordedSequence> continue_prompts(runtime::Transformer& model,
+                                               std::span<const runtime::GenerationRequest> requests,
                                                int64_t num_lanes) {
   std::vector<RecordedSequence> sequences;
-  const std::vector<Generation> generations = generate_together(model, requests, num_lanes);
+  const std::vector<runtime::Generation> generations = runtime::generate_together(model, requests, num_lanes);
   for (size_t n = 0; n < requests.size(); ++n) {
     const std::span<const int32_t> prompt = requests[n].prompt;
-    const Generation& generation = generations[n];
+    const runtime::Generation& generation = generations[n];
     RecordedSequence sequence{.ids = {prompt.begin(), prompt.end()}, .label_mask = {}};
     sequence.ids.insert(sequence.ids.end(), generation.ids.begin(), generation.ids.end());
     if (generation.reached_end) sequence.ids.push_back(generation.end_token);
@@ -153,4 +155,4 @@ RecordedSequence window_of_documents(std::span<const int32_t> ids, const std::ve
   return sequence;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

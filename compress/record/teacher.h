@@ -10,13 +10,13 @@
 #include "runtime/engine/generate_together.h"
 #include "runtime/engine/transformer.h"
 
-namespace pare {
+namespace pare::compress {
 
 class RecordingTeacher {
  public:
   // The model must outlive it. num_tokens is the number of the head's rows that are tokens. Later rows are padding,
   // which is left out of every distribution. num_kept and temperatures are as in truncate_logits.
-  RecordingTeacher(Transformer& model, int64_t num_tokens, int64_t num_kept, std::vector<double> temperatures);
+  RecordingTeacher(runtime::Transformer& model, int64_t num_tokens, int64_t num_kept, std::vector<double> temperatures);
 
   // Runs the sequences, with each of their documents alone, and appends a row for each of their tokens. All have one
   // length, and there are at most batch_sequences(length) of them. The logits are in float32, a chunk of tokens at a
@@ -29,20 +29,20 @@ class RecordingTeacher {
   static int64_t logit_bytes(int64_t num_vocabulary, int num_threads);
 
  private:
-  Transformer& model_;
+  runtime::Transformer& model_;
   int64_t num_tokens_, num_kept_;
   std::vector<double> temperatures_;
-  Buffer<float> hidden_RD_, logits_RV_;
+  runtime::Buffer<float> hidden_RD_, logits_RV_;
   std::vector<float> host_logits_RV_;
   int64_t num_hidden_rows_ = 0;
 };
 
 // Returns each prompt with the continuation that the model draws, including its end token if it drew one. The prompt's
 // own tokens are no labels. num_lanes and exceptions are as in generate_together.
-std::vector<RecordedSequence> continue_prompts(Transformer& model, std::span<const GenerationRequest> requests,
-                                               int64_t num_lanes);
+std::vector<RecordedSequence> continue_prompts(runtime::Transformer& model,
+                                               std::span<const runtime::GenerationRequest> requests, int64_t num_lanes);
 
 // Returns a text's window with a label at every token but the last of a document. `starts` is as in RecordedSequence.
 RecordedSequence window_of_documents(std::span<const int32_t> ids, const std::vector<int32_t>& starts);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -13,7 +13,7 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -24,7 +24,7 @@ constexpr const char* kRunFile = "record.json";
 constexpr const char* kShards = "shards";
 
 fs::path absolute_place(const fs::path& output) {
-  return fs::absolute(output_place(output));
+  return fs::absolute(runtime::output_place(output));
 }
 
 fs::path final_shards(const fs::path& output) {
@@ -40,8 +40,8 @@ fs::path final_shards(const fs::path& output) {
 // Returns whether the run may have been killed between its last two renames: the shards have their final name, the
 // master does not.
 bool may_have_moved_shards(const fs::path& folder, const fs::path& master, const fs::path& output) {
-  return is_there(folder / kRunFile) && is_there(master) && !is_there(folder / kShards) &&
-         is_there(final_shards(output)) && !is_there(output);
+  return runtime::is_there(folder / kRunFile) && runtime::is_there(master) && !runtime::is_there(folder / kShards) &&
+         runtime::is_there(final_shards(output)) && !runtime::is_there(output);
 }
 
 // Returns whether the folder holds the shards that the master names by their hashes, and nothing else. The run that was
@@ -67,10 +67,10 @@ bool is_shard_name(const std::string& name) {
 }
 
 std::string plan_text(const LogitOrigin& origin, const std::vector<int64_t>& shard_sequences) {
-  Json plan = parse_ordered_json(origin.to_json(), "the plan");
-  plan["source"] = parse_ordered_json(origin.source, "the plan's source");
+  Json plan = runtime::parse_ordered_json(origin.to_json(), "the plan");
+  plan["source"] = runtime::parse_ordered_json(origin.source, "the plan's source");
   plan["shard_sequences"] = shard_sequences;
-  return json_text(plan, 1);
+  return runtime::json_text(plan, 1);
 }
 
 // Returns all differences as text, e.g. "top_k is 50 there and 20 here".
@@ -85,7 +85,8 @@ std::string differences(const Json& there, const Json& here) {
     } else if (key == "shard_sequences") {
       if (text.empty()) text = "the shards are cut in another way (--shard-tokens)";
     } else {
-      text += (text.empty() ? "" : ", ") + key + " is " + json_text(other) + " there and " + json_text(value) + " here";
+      text += (text.empty() ? "" : ", ") + key + " is " + runtime::json_text(other) + " there and " +
+              runtime::json_text(value) + " here";
     }
   }
   return text;
@@ -93,22 +94,23 @@ std::string differences(const Json& there, const Json& here) {
 
 }  // namespace
 
-void UnfinishedStore::check_output_is_free(const fs::path& given, PartialOutput::Leftovers leftovers) {
+void UnfinishedStore::check_output_is_free(const fs::path& given, runtime::PartialOutput::Leftovers leftovers) {
   const fs::path output = absolute_place(given);
-  if (is_there(output)) {
+  if (runtime::is_there(output)) {
     // A run that was killed after its last rename leaves its folder.
-    if (leftovers == PartialOutput::Leftovers::go) {
-      if (std::optional<PartialOutput> remains = PartialOutput::take_remains(output, kCommand)) {
-        if (!is_there(remains->result()) && !is_there(remains->folder() / kShards)) {
+    if (leftovers == runtime::PartialOutput::Leftovers::go) {
+      if (std::optional<runtime::PartialOutput> remains = runtime::PartialOutput::take_remains(output, kCommand)) {
+        if (!runtime::is_there(remains->result()) && !runtime::is_there(remains->folder() / kShards)) {
           fs::remove(remains->folder() / kRunFile);
           remains->discard();
         }
       }
     }
-    PartialOutput::check_is_free(output, leftovers);
+    runtime::PartialOutput::check_is_free(output, leftovers);
   }
-  const fs::path folder = PartialOutput::folder_of(output);
-  if (is_there(final_shards(output)) && !may_have_moved_shards(folder, folder / PartialOutput::kResult, output)) {
+  const fs::path folder = runtime::PartialOutput::folder_of(output);
+  if (runtime::is_there(final_shards(output)) &&
+      !may_have_moved_shards(folder, folder / runtime::PartialOutput::kResult, output)) {
     fail_exists(final_shards(output));
   }
 }
@@ -118,13 +120,13 @@ UnfinishedStore::UnfinishedStore(const fs::path& output, const LogitOrigin& orig
     : output_(absolute_place(output)),
       origin_(origin),
       shard_sequences_(std::move(shard_sequences)),
-      partial_((check_output_is_free(output, PartialOutput::Leftovers::go), output_), kCommand,
-               PartialOutput::Remains::resumable) {
+      partial_((check_output_is_free(output, runtime::PartialOutput::Leftovers::go), output_), kCommand,
+               runtime::PartialOutput::Remains::resumable) {
   claim(fresh);
   int64_t first_sequence = 0;
   for (const int64_t num_sequences : shard_sequences_) {
     const fs::path path = next_shard_path();
-    if (!is_there(path)) break;
+    if (!runtime::is_there(path)) break;
     const LogitShard shard = check_shard(path, origin_, static_cast<int64_t>(shards_.size()), first_sequence);
     if (shard.num_sequences != num_sequences) throw damaged_file(path);
     shards_.push_back(shard);
@@ -159,7 +161,7 @@ void UnfinishedStore::remove_what_follows() const {
   for (size_t i = 0; i < shards_.size(); ++i) complete.insert(shard_name(static_cast<int64_t>(i)));
   for (const auto& entry : fs::directory_iterator(shards_folder())) {
     const std::string name = entry.path().filename().string();
-    if (!complete.contains(name) && (is_shard_name(name) || is_temporary_name(name))) fs::remove(entry.path());
+    if (!complete.contains(name) && (is_shard_name(name) || runtime::is_temporary_name(name))) fs::remove(entry.path());
   }
 }
 
@@ -175,30 +177,30 @@ void UnfinishedStore::claim(bool fresh) {
     fs::remove(run_file());
   }
   const std::string plan = plan_text(origin_, shard_sequences_);
-  if (is_there(run_file())) {
-    const Json there = parse_ordered_json(read_checked_file(run_file()), run_file().string());
+  if (runtime::is_there(run_file())) {
+    const Json there = runtime::parse_ordered_json(read_checked_file(run_file()), run_file().string());
     if (!there.is_object()) throw damaged_file(run_file());
-    const std::string found = differences(there, parse_ordered_json(plan, "the plan"));
+    const std::string found = differences(there, runtime::parse_ordered_json(plan, "the plan"));
     if (!found.empty()) {
       throw std::runtime_error(
           "'" + partial_.folder().string() + "' holds an unfinished recording of something else (" + found +
           "): continue it with the command that began it, discard it with --fresh, or choose another output");
     }
     take_back_shards();
-  } else if (is_there(shards_folder()) && !fs::is_empty(shards_folder())) {
+  } else if (runtime::is_there(shards_folder()) && !fs::is_empty(shards_folder())) {
     throw damaged_file(run_file());
   }
   fs::create_directories(shards_folder());  // must exist before the file that says what it is for
-  if (!is_there(run_file())) write_checked_file(run_file(), plan);
+  if (!runtime::is_there(run_file())) write_checked_file(run_file(), plan);
 }
 
 std::string UnfinishedStore::publish() {
   fs::remove(partial_.result());
   const fs::path folder = final_shards(output_);
   const std::string hash = write_master(partial_.result(), origin_, folder.filename().string(), shards_);
-  if (is_there(folder)) fail_exists(folder);
+  if (runtime::is_there(folder)) fail_exists(folder);
   fs::rename(shards_folder(), folder);
-  sync_directory(folder.parent_path());
+  runtime::sync_directory(folder.parent_path());
   partial_.publish();
   discard();
   return hash;
@@ -210,4 +212,4 @@ void UnfinishedStore::discard() {
   partial_.discard();
 }
 
-}  // namespace pare
+}  // namespace pare::compress

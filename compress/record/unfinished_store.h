@@ -18,12 +18,12 @@
 #include "compress/record/logit_format.h"
 #include "runtime/system/partial_output.h"
 
-namespace pare {
+namespace pare::compress {
 
 class UnfinishedStore {
  public:
   // Throws std::runtime_error when OUTPUT or OUTPUT.shards exists. It is called before any work.
-  static void check_output_is_free(const std::filesystem::path& output, PartialOutput::Leftovers leftovers);
+  static void check_output_is_free(const std::filesystem::path& output, runtime::PartialOutput::Leftovers leftovers);
 
   // Claims OUTPUT.partial and checks the complete shards in it. shard_sequences has the number of sequences of each
   // shard of the whole store. Throws std::runtime_error when OUTPUT exists, another run is at work, the folder belongs
@@ -53,7 +53,7 @@ class UnfinishedStore {
   LogitOrigin origin_;
   std::vector<int64_t> shard_sequences_;
   std::vector<LogitShard> shards_;
-  PartialOutput partial_;
+  runtime::PartialOutput partial_;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

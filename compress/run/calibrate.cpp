@@ -28,28 +28,28 @@
 #include "runtime/system/partial_output.h"
 #include "runtime/system/version.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-TokenWindows read_windows(const CalibrationRecipe& recipe, const Checkpoint& checkpoint) {
-  std::optional<Tokenizer> tokenizer;
-  if (!holds_token_windows(recipe.text)) tokenizer = Tokenizer::open(checkpoint.directory());
+runtime::TokenWindows read_windows(const CalibrationRecipe& recipe, const runtime::Checkpoint& checkpoint) {
+  std::optional<runtime::Tokenizer> tokenizer;
+  if (!runtime::holds_token_windows(recipe.text)) tokenizer = runtime::Tokenizer::open(checkpoint.directory());
   return read_calibration(recipe, tokenizer ? &*tokenizer : nullptr, checkpoint.description());
 }
 
 // All stages of all blocks, each written as soon as it is complete.
 class StatisticsTask : public BlockTask {
  public:
-  StatisticsTask(const Checkpoint& checkpoint, const InputFiles& files, StatisticsWriter& writer)
+  StatisticsTask(const runtime::Checkpoint& checkpoint, const runtime::InputFiles& files, StatisticsWriter& writer)
       : checkpoint_(checkpoint), model_(checkpoint.description()), files_(files), writer_(writer) {}
-  StatisticsNeed need(int64_t, Stage) const override { return StatisticsNeed::hessian; }
-  void at_stage(int64_t index, Block&, Stage stage, LayerStatistics statistics) override {
+  StatisticsNeed need(int64_t, runtime::Stage) const override { return StatisticsNeed::hessian; }
+  void at_stage(int64_t index, Block&, runtime::Stage stage, LayerStatistics statistics) override {
     const auto start = Clock::now();
     writer_.write(model_.blocks[static_cast<size_t>(index)], stage, statistics);
-    seconds_ += seconds_since(start);
+    seconds_ += runtime::seconds_since(start);
   }
   void leave(int64_t, Block&) override {
     checkpoint_.check_unchanged();
@@ -58,9 +58,9 @@ class StatisticsTask : public BlockTask {
   double seconds() const { return seconds_; }
 
  private:
-  const Checkpoint& checkpoint_;
-  const ModelDescription& model_;
-  const InputFiles& files_;
+  const runtime::Checkpoint& checkpoint_;
+  const runtime::ModelDescription& model_;
+  const runtime::InputFiles& files_;
   StatisticsWriter& writer_;
   double seconds_ = 0.0;
 };
@@ -68,12 +68,12 @@ class StatisticsTask : public BlockTask {
 }  // namespace
 
 std::string calibrate(const Recipe& recipe, const fs::path& given_output, const RunOptions& options,
-                      Progress& progress) {
+                      runtime::Progress& progress) {
   const auto start = Clock::now();
-  MemorySampler memory;
+  runtime::MemorySampler memory;
   const at::NoGradGuard no_grad;
   const int num_threads = set_num_threads(options.num_threads);
-  const fs::path output = output_place(given_output), folder = fs::absolute(output).parent_path();
+  const fs::path output = runtime::output_place(given_output), folder = fs::absolute(output).parent_path();
   if (!fs::is_directory(folder)) {
     throw std::runtime_error("cannot write '" + output.string() + "': its folder does not exist");
   }
@@ -85,21 +85,21 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
   if (!recipe.calibration || recipe.calibration->text.empty()) {
     throw std::invalid_argument("the recipe has no text to calibrate on: add 'calibration: {text: ...}'");
   }
-  if (is_there(output)) {
+  if (runtime::is_there(output)) {
     throw std::runtime_error("output '" + output.string() + "' exists: remove it or choose another");
   }
   check_can_be_made(output);
   const PlainSource directory(model_path, /*unpacks=*/true, progress);
-  const Checkpoint checkpoint = Checkpoint::open(directory.path());
-  require_listed_files(directory.path());
+  const runtime::Checkpoint checkpoint = runtime::Checkpoint::open(directory.path());
+  runtime::require_listed_files(directory.path());
   check_not_quantized(checkpoint);
-  const ModelDescription& model = checkpoint.description();
-  InputFiles files;
+  const runtime::ModelDescription& model = checkpoint.description();
+  runtime::InputFiles files;
   for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) files.add(checkpoint.directory() / name);
-  add_text(recipe.calibration->text, files);
+  runtime::add_text(recipe.calibration->text, files);
   std::vector<std::string> events;
-  check_windows_tokenizers({recipe.calibration->text}, checkpoint.directory(), events);
-  const TokenWindows windows = read_windows(*recipe.calibration, checkpoint);
+  runtime::check_windows_tokenizers({recipe.calibration->text}, checkpoint.directory(), events);
+  const runtime::TokenWindows windows = read_windows(*recipe.calibration, checkpoint);
   note_other_windows(*recipe.calibration, windows, events);
   for (const std::string& event : events) progress.print("event: " + event);
 
@@ -110,7 +110,8 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
                           .experts = recipe.calibration->experts};
   const RunPlan plan = plan_statistics(model);
   const Prediction prediction = predict_calibration(
-      plan, checkpoint, workload, StatisticsWriter::size_bytes(model, num_rows), read_memory_usage().held_bytes,
+      plan, checkpoint, workload, StatisticsWriter::size_bytes(model, num_rows),
+      runtime::read_memory_usage().held_bytes,
       options.max_memory_bytes ? *options.max_memory_bytes : default_memory_budget(), measure_matmul_rate(num_threads));
   for (const std::string& line : to_lines(prediction)) progress.print(line);
   if (options.dry_run) return to_json(prediction);
@@ -127,11 +128,11 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
                                    .num_windows = windows.num_windows,
                                    .num_tokens = windows.num_tokens,
                                    .seed = recipe.calibration->seed,
-                                   .pare_version = std::string(version()),
+                                   .pare_version = std::string(runtime::version()),
                                    .libtorch_version = TORCH_VERSION,
                                    .instruction_set = at::get_cpu_capability()});
-  throw_if_interrupted();
-  const LargePiecesStay stay;
+  runtime::throw_if_interrupted();
+  const runtime::LargePiecesStay stay;
   const std::unique_ptr<ModelWalk> walk = walk_windows(checkpoint, windows, checkpoint.linear(checkpoint.embedding()),
                                                        {.sample_seed = recipe.calibration->seed,
                                                         .spill = prediction.spill,
@@ -145,10 +146,10 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
   walk_blocks(*walk, num_blocks, task, [&](int64_t b) { progress.update(b); });
   progress.finish();
   double write_seconds = task.seconds();
-  throw_if_interrupted();
+  runtime::throw_if_interrupted();
   const auto publish_start = Clock::now();
   const std::string hash = writer.publish();
-  write_seconds += seconds_since(publish_start);
+  write_seconds += runtime::seconds_since(publish_start);
 
   const nlohmann::ordered_json report = {
       {"output", output.string()},
@@ -156,18 +157,19 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
       {"windows", windows.num_windows},
       {"tokens", windows.num_tokens},
       {"events", events},
-      {"seconds", seconds_since(start)},
+      {"seconds", runtime::seconds_since(start)},
       {"stage_seconds",
        {{"forward", walk->seconds().forward}, {"statistics", walk->seconds().statistics}, {"write", write_seconds}}},
       {"output_bytes", static_cast<int64_t>(fs::file_size(output))},
       {"peak_memory_bytes", memory.peak_bytes()},
-      {"peak_resident_bytes", read_memory_usage().peak_resident_bytes}};
+      {"peak_resident_bytes", runtime::read_memory_usage().peak_resident_bytes}};
   for (const std::string& event : events) progress.result("event: " + event);
-  progress.result(output.string() + ": " + format_bytes(static_cast<int64_t>(fs::file_size(output))) +
+  progress.result(output.string() + ": " + runtime::format_bytes(static_cast<int64_t>(fs::file_size(output))) +
                   ", statistics of " + std::to_string(windows.num_windows) + " windows of " +
-                  std::to_string(windows.num_tokens) + " tokens, " + format_duration(seconds_since(start)) +
-                  ", peak memory " + format_bytes(memory.peak_bytes()));
-  return json_text(report, 2);
+                  std::to_string(windows.num_tokens) + " tokens, " +
+                  runtime::format_duration(runtime::seconds_since(start)) + ", peak memory " +
+                  runtime::format_bytes(memory.peak_bytes()));
+  return runtime::json_text(report, 2);
 }
 
-}  // namespace pare
+}  // namespace pare::compress

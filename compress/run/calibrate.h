@@ -8,7 +8,7 @@
 #include "compress/run/pipeline.h"
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Walks the recipe's model over its calibration data without compressing anything and writes every stage's statistics
 // to `output` (statistics_file.h), one stage in memory at a time; the recipe's passes are not looked at. Returns the
@@ -17,6 +17,6 @@ namespace pare {
 // std::runtime_error (`output` exists, the disk is full, damaged weights) and Interrupted; `output` then does not
 // exist.
 std::string calibrate(const Recipe& recipe, const std::filesystem::path& output, const RunOptions& options,
-                      Progress& progress);
+                      runtime::Progress& progress);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -17,7 +17,7 @@
 #include "runtime/system/interrupt.h"
 #include "runtime/system/large_pieces_stay.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
@@ -38,18 +38,18 @@ std::string error_text(const LayerRecord& record) {
 
 // Columns under one another where they find room; on a narrow terminal without gaps, then without the columns that say
 // least.
-void print_row(const LayerRecord& record, Progress& progress) {
+void print_row(const LayerRecord& record, runtime::Progress& progress) {
   std::string group =
-      record.scheme.group_size == kPerChannel ? "channel" : "g" + std::to_string(record.scheme.group_size);
+      record.scheme.group_size == runtime::kPerChannel ? "channel" : "g" + std::to_string(record.scheme.group_size);
   if (record.is_pruned()) {
-    group = pattern_text(record.pattern) + (record.scheme.is_dense() ? std::string() : " " + group);
+    group = prune::pattern_text(record.pattern) + (record.scheme.is_dense() ? std::string() : " " + group);
   }
   const auto text = [](const char* format, auto... values) {
     char cell[256];
     std::snprintf(cell, sizeof(cell), format, values...);
     return std::string(cell);
   };
-  const std::string code = code_name(record.scheme.code, record.scheme.bits);
+  const std::string code = runtime::code_name(record.scheme.code, record.scheme.bits);
   const std::string error = error_text(record);
   const std::string trained = record.reconstruction > 0.0 ? text("block x %.3f  ", record.reconstruction) : "";
   std::string row =
@@ -66,7 +66,7 @@ void print_row(const LayerRecord& record, Progress& progress) {
     for (const std::string& cell : cells) {
       if (std::min(record.name.size(), kMostOfName) + row.size() + cell.size() <= num_columns) row += cell;
     }
-    row = shortened_name(record.name, num_columns - std::min(num_columns, row.size())) + row;
+    row = runtime::shortened_name(record.name, num_columns - std::min(num_columns, row.size())) + row;
   }
   progress.print(row);
   for (const std::string& event : record.events) progress.print("event: " + record.name + ": " + event);
@@ -104,7 +104,7 @@ void take_survey(Artifact& artifact, Phase& phase) {
     check_unchanged(phase);
     write_checked_file(file, identity + to_json(*phase.survey));
   }
-  give_back_holes();  // what it held is not to be counted beside the walk
+  runtime::give_back_holes();  // what it held is not to be counted beside the walk
   for (const std::string& line : to_lines(*phase.survey, phase.progress.num_result_columns()))
     phase.progress.result(line);
   phase.report.sensitivity = to_json(*phase.survey);
@@ -138,7 +138,7 @@ void compress_tables(Artifact& artifact, Phase& phase) {
   if (phase.plan.tables.empty() || artifact.committed(kTablesPart) != nullptr) return;
   std::vector<CompressedLayer> layers;
   for (const TablePlan& table : phase.plan.tables) {
-    throw_if_interrupted();
+    runtime::throw_if_interrupted();
     layers.push_back(compress_table(table, phase.checkpoint.linear(table.linear)));
     phase.checkpoint.drop_pages(table.linear);
     print_row(layers.back().record, phase.progress);
@@ -148,8 +148,8 @@ void compress_tables(Artifact& artifact, Phase& phase) {
 }
 
 // The table that the compressed model will embed with.
-LinearWeights embedding_of(const Checkpoint& checkpoint, const Artifact& artifact) {
-  const LinearDescription embedding = checkpoint.embedding();
+runtime::LinearWeights embedding_of(const runtime::Checkpoint& checkpoint, const Artifact& artifact) {
+  const runtime::LinearDescription embedding = checkpoint.embedding();
   if (const std::vector<LayerRecord>* records = artifact.committed(kTablesPart)) {
     for (const LayerRecord& record : *records) {
       if (record.name == embedding.name) {
@@ -183,12 +183,12 @@ class CompressTask : public BlockTask {
                   block);
   }
 
-  StatisticsNeed need(int64_t block, Stage stage) const override { return phase_.plan.need(block, stage); }
+  StatisticsNeed need(int64_t block, runtime::Stage stage) const override { return phase_.plan.need(block, stage); }
 
-  void at_stage(int64_t index, Block&, Stage stage, LayerStatistics statistics) override {
+  void at_stage(int64_t index, Block&, runtime::Stage stage, LayerStatistics statistics) override {
     const auto start = Clock::now();
     compress_stage(phase_.plan, index, stage, phase_.checkpoint, std::move(statistics), walk_, *work_);
-    phase_.report.stage_seconds["compress"] += seconds_since(start);
+    phase_.report.stage_seconds["compress"] += runtime::seconds_since(start);
   }
 
   bool reads_outputs(int64_t block) const override { return phase_.plan.reconstruction(block) != nullptr; }
@@ -203,14 +203,14 @@ class CompressTask : public BlockTask {
     const auto start = Clock::now();
     const std::vector<LayerRecord> records =
         commit_layers(part_of_block(index), std::move(work_->layers), std::move(work_->changed), artifact_);
-    phase_.report.stage_seconds["commit"] += seconds_since(start);
+    phase_.report.stage_seconds["commit"] += runtime::seconds_since(start);
     for (const LayerRecord& record : records) print_row(record, phase_.progress);
   }
 
  private:
   // The walk goes on with the trained block.
   void reconstruct(int64_t index) {
-    const TokenWindows& windows = *phase_.data.calibration;
+    const runtime::TokenWindows& windows = *phase_.data.calibration;
     const uint64_t seed = phase_.recipe.calibration->seed;
     if (!model_) model_.emplace(phase_.checkpoint.description(), windows.num_tokens, reconstruction_type(phase_));
     const BlockSamples samples{
@@ -282,8 +282,8 @@ void prepare(const PhaseInput& input, const RunOptions& options, Phase& phase) {
 
 }  // namespace
 
-std::string compress_model(const PhaseInput& input, const RunOptions& options, Progress& progress) {
-  MemorySampler memory;
+std::string compress_model(const PhaseInput& input, const RunOptions& options, runtime::Progress& progress) {
+  runtime::MemorySampler memory;
   const at::NoGradGuard no_grad;
   Phase phase{.recipe = input.recipe,
               .output = input.output,
@@ -308,7 +308,7 @@ std::string compress_model(const PhaseInput& input, const RunOptions& options, P
   Artifact artifact(take_place(input, options.fresh), phase.fingerprint, options.fresh);
   return keeping_parts(artifact, phase, [&] {
     {
-      const LargePiecesStay stay;  // until the evaluation, which is not to count what the calibration held
+      const runtime::LargePiecesStay stay;  // until the evaluation, which is not to count what the calibration held
       timed("allocate", phase, [&] { allocate(artifact, phase); });  // before the survey, which prunes by these shares
       timed("survey", phase, [&] { take_survey(artifact, phase); });
       spend_budget(phase);
@@ -322,4 +322,4 @@ std::string compress_model(const PhaseInput& input, const RunOptions& options, P
   });
 }
 
-}  // namespace pare
+}  // namespace pare::compress

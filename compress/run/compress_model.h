@@ -12,13 +12,13 @@
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::compress {
 
 // What a phase begins with.
 struct PhaseInput {
-  const Recipe& recipe;          // of the phase alone
-  const Checkpoint& checkpoint;  // that it starts from
-  const Checkpoint& original;    // the recipe's model
+  const Recipe& recipe;                   // of the phase alone
+  const runtime::Checkpoint& checkpoint;  // that it starts from
+  const runtime::Checkpoint& original;    // the recipe's model
   std::filesystem::path output;
   int num_threads = 1;
   // Where the phase works, which the run holds already; null: it takes hold of it. What it has handed on already is
@@ -33,6 +33,6 @@ struct PhaseInput {
 
 // plan -> data -> prediction -> survey and budget -> tables -> walk -> artifact -> verify -> evaluate -> report.
 // Returns the report (with dry_run: the prediction) as a JSON object. Throws what pipeline.h: run says.
-std::string compress_model(const PhaseInput& input, const RunOptions& options, Progress& progress);
+std::string compress_model(const PhaseInput& input, const RunOptions& options, runtime::Progress& progress);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -2,14 +2,14 @@
 #include "compress/survey/budget.h"
 #include "compress/survey/survey.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
 
 class DecoderKind : public ModelKind {
  public:
-  explicit DecoderKind(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+  explicit DecoderKind(const runtime::Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
   RunPlan plan(const Recipe& recipe) const override { return plan_decoder(recipe, checkpoint_); }
 
@@ -18,7 +18,7 @@ class DecoderKind : public ModelKind {
   }
 
   RunData read_data(const Recipe& recipe, const RunPlan& plan) const override {
-    return pare::read_data(recipe, plan, checkpoint_);
+    return compress::read_data(recipe, plan, checkpoint_);
   }
 
   Prediction predict(const Recipe& recipe, const RunPlan& plan, const RunData& data,
@@ -36,10 +36,11 @@ class DecoderKind : public ModelKind {
     }
     workload.evaluations = evaluation_extents(recipe, data);
     if (recipe.budget) workload.linear_bytes = plan.budget_bytes;
-    return pare::predict(plan, checkpoint_, workload, limits.held_bytes, limits.max_memory_bytes, limits.matmul_rate);
+    return compress::predict(plan, checkpoint_, workload, limits.held_bytes, limits.max_memory_bytes,
+                             limits.matmul_rate);
   }
 
-  std::unique_ptr<ModelWalk> walk(const Recipe& recipe, const RunData& data, const LinearWeights& embedding,
+  std::unique_ptr<ModelWalk> walk(const Recipe& recipe, const RunData& data, const runtime::LinearWeights& embedding,
                                   Spill spill, const fs::path& spill_directory, int num_threads, bool with_original,
                                   bool keeps_block_inputs) const override {
     if (!data.calibration) return walk_statistics(checkpoint_, data.statistics ? &*data.statistics : nullptr);
@@ -56,17 +57,17 @@ class DecoderKind : public ModelKind {
   }
 
  private:
-  const Checkpoint& checkpoint_;
+  const runtime::Checkpoint& checkpoint_;
 };
 
 }  // namespace
 
-std::unique_ptr<ModelKind> make_decoder_kind(const Checkpoint& checkpoint) {
+std::unique_ptr<ModelKind> make_decoder_kind(const runtime::Checkpoint& checkpoint) {
   return std::make_unique<DecoderKind>(checkpoint);
 }
 
-std::unique_ptr<ModelKind> ModelKind::of(const Checkpoint& checkpoint) {
+std::unique_ptr<ModelKind> ModelKind::of(const runtime::Checkpoint& checkpoint) {
   return checkpoint.is_encoder() ? make_encoder_kind(checkpoint) : make_decoder_kind(checkpoint);
 }
 
-}  // namespace pare
+}  // namespace pare::compress

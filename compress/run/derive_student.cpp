@@ -12,19 +12,20 @@
 #include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/system/interrupt.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 // The windows that widths and layers are judged on, where the recipe has a text.
-std::optional<TokenWindows> read_windows(const Recipe& recipe, const Checkpoint& teacher) {
+std::optional<runtime::TokenWindows> read_windows(const Recipe& recipe, const runtime::Checkpoint& teacher) {
   if (!recipe.calibration || recipe.calibration->text.empty()) return std::nullopt;
-  std::optional<Tokenizer> tokenizer;
-  if (!holds_token_windows(recipe.calibration->text)) tokenizer = Tokenizer::open(teacher.directory());
+  std::optional<runtime::Tokenizer> tokenizer;
+  if (!runtime::holds_token_windows(recipe.calibration->text))
+    tokenizer = runtime::Tokenizer::open(teacher.directory());
   return read_calibration(*recipe.calibration, tokenizer ? &*tokenizer : nullptr, teacher.description());
 }
 
 // One pass over the teacher's files, and one of 16 windows through it: seconds, and at most the teacher's size on disk.
-Prediction predict_student(const Checkpoint& teacher, const RunLimits& limits) {
+Prediction predict_student(const runtime::Checkpoint& teacher, const RunLimits& limits) {
   Prediction prediction;
   for (const std::filesystem::path& file : teacher.weight_files()) {
     prediction.output_bytes += static_cast<int64_t>(std::filesystem::file_size(file));
@@ -37,14 +38,15 @@ Prediction predict_student(const Checkpoint& teacher, const RunLimits& limits) {
 }
 
 // Copies of whole layers keep the zeros of a pruned teacher; means and other widths do not.
-void note_lost_zeros(const Checkpoint& teacher, const StudentOptions& student, std::vector<std::string>& events) {
+void note_lost_zeros(const runtime::Checkpoint& teacher, const StudentOptions& student,
+                     std::vector<std::string>& events) {
   if (!student.changes_widths() && student.merge != LayerMerge::average) return;
-  const std::map<std::string, SparsityClaim> claims = sparsity_claims(teacher);
+  const std::map<std::string, runtime::SparsityClaim> claims = runtime::sparsity_claims(teacher);
   int64_t num_pruned = 0;
-  for (const LinearDescription& linear : block_linears(teacher.description())) {
-    throw_if_interrupted();
+  for (const runtime::LinearDescription& linear : runtime::block_linears(teacher.description())) {
+    runtime::throw_if_interrupted();
     const auto claim = claims.find(linear.name);
-    if (pruned_zeros(teacher.linear(linear), claim == claims.end() ? nullptr : &claim->second)) ++num_pruned;
+    if (runtime::pruned_zeros(teacher.linear(linear), claim == claims.end() ? nullptr : &claim->second)) ++num_pruned;
     teacher.drop_pages(linear);
   }
   if (num_pruned == 0) return;
@@ -55,10 +57,10 @@ void note_lost_zeros(const Checkpoint& teacher, const StudentOptions& student, s
 
 }  // namespace
 
-std::string derive_student(const PhaseInput& input, const RunOptions& options, Progress& progress) {
-  MemorySampler memory;
+std::string derive_student(const PhaseInput& input, const RunOptions& options, runtime::Progress& progress) {
+  runtime::MemorySampler memory;
   const at::NoGradGuard no_grad;
-  const Checkpoint& teacher = input.checkpoint;
+  const runtime::Checkpoint& teacher = input.checkpoint;
   const StudentOptions& student = *input.recipe.student;
   Phase phase{.recipe = input.recipe,
               .output = input.output,
@@ -74,9 +76,9 @@ std::string derive_student(const PhaseInput& input, const RunOptions& options, P
   phase.data = phase.kind->read_data(input.recipe, phase.plan);
   phase.data.earlier = input.earlier;
   if (input.recipe.calibration) {
-    check_windows_tokenizers({input.recipe.calibration->text}, teacher.directory(), phase.data.events);
+    runtime::check_windows_tokenizers({input.recipe.calibration->text}, teacher.directory(), phase.data.events);
   }
-  const std::optional<TokenWindows> windows = read_windows(input.recipe, teacher);
+  const std::optional<runtime::TokenWindows> windows = read_windows(input.recipe, teacher);
   if (windows) note_other_windows(*input.recipe.calibration, *windows, phase.data.events);
   if (input.recipe.kept_zeros == KeptZeros::pruned) note_lost_zeros(teacher, student, phase.data.events);
   phase.data.events.insert(phase.data.events.end(), input.events.begin(), input.events.end());
@@ -88,7 +90,7 @@ std::string derive_student(const PhaseInput& input, const RunOptions& options, P
 
   check_inputs(windows ? "student " + windows_hash(*windows) : "none", phase);
   StudentOptions described = student;
-  phase.fingerprint["student"] = describe_fields(described);
+  phase.fingerprint["student"] = runtime::describe_fields(described);
   if (takes_what_is_made(input, phase, options.fresh)) return {};
   if (windows) check_text_is_known(*windows, phase);
 
@@ -103,4 +105,4 @@ std::string derive_student(const PhaseInput& input, const RunOptions& options, P
   });
 }
 
-}  // namespace pare
+}  // namespace pare::compress

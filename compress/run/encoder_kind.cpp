@@ -3,14 +3,14 @@
 #include "compress/run/model_kind.h"
 #include "runtime/evaluate/token_source.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
 
 class EncoderKind : public ModelKind {
  public:
-  explicit EncoderKind(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+  explicit EncoderKind(const runtime::Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
   RunPlan plan(const Recipe& recipe) const override { return plan_encoder(recipe, checkpoint_); }
 
@@ -20,12 +20,12 @@ class EncoderKind : public ModelKind {
   // model's number of tokens; and the data of the evaluations.
   RunData read_data(const Recipe& recipe, const RunPlan& plan) const override {
     RunData data;
-    const Pooling pooling = read_pooling(checkpoint_.directory(), checkpoint_.encoder());
-    EvaluationSource source(checkpoint_, nullptr, data.events);
-    const Tokenizer& tokenizer = *source.tokenizer();
+    const runtime::Pooling pooling = runtime::read_pooling(checkpoint_.directory(), checkpoint_.encoder());
+    runtime::EvaluationSource source(checkpoint_, nullptr, data.events);
+    const runtime::Tokenizer& tokenizer = *source.tokenizer();
     if (plan.needs_calibration) {
       const CalibrationRecipe& calibration = *recipe.calibration;
-      const std::vector<std::string> texts = read_texts(calibration.text);
+      const std::vector<std::string> texts = runtime::read_texts(calibration.text);
       const int64_t max_tokens = std::min(calibration.num_tokens.value_or(kCalibrationTokens), pooling.max_tokens);
       const int64_t num_samples = calibration.num_samples.value_or(kCalibrationSamples);
       note_missing_samples(calibration, static_cast<int64_t>(texts.size()), "texts", data.events);
@@ -53,19 +53,19 @@ class EncoderKind : public ModelKind {
   }
 
   // All states lie in memory.
-  std::unique_ptr<ModelWalk> walk(const Recipe& recipe, const RunData& data, const LinearWeights&, Spill,
+  std::unique_ptr<ModelWalk> walk(const Recipe& recipe, const RunData& data, const runtime::LinearWeights&, Spill,
                                   const fs::path&, int, bool, bool) const override {
     return walk_texts(checkpoint_, data.texts ? &*data.texts : nullptr, data.texts ? recipe.calibration->seed : 0);
   }
 
  private:
-  const Checkpoint& checkpoint_;
+  const runtime::Checkpoint& checkpoint_;
 };
 
 }  // namespace
 
-std::unique_ptr<ModelKind> make_encoder_kind(const Checkpoint& checkpoint) {
+std::unique_ptr<ModelKind> make_encoder_kind(const runtime::Checkpoint& checkpoint) {
   return std::make_unique<EncoderKind>(checkpoint);
 }
 
-}  // namespace pare
+}  // namespace pare::compress

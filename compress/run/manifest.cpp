@@ -12,39 +12,39 @@
 #include "runtime/system/sha256.h"
 #include "runtime/system/version.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
 std::string hash_text(const std::string& text) {
-  return sha256_hex(std::as_bytes(std::span(text)));
+  return runtime::sha256_hex(std::as_bytes(std::span(text)));
 }
 
 Json layer_json(const LayerRecord& layer) {
-  const InputFormat& input = layer.scheme.input;
+  const runtime::InputFormat& input = layer.scheme.input;
   Json json = {{"name", layer.name}, {"shape", {layer.num_out, layer.num_in}}, {"method", layer.method}};
   if (!layer.scheme.is_dense()) {
     json["bits"] = layer.scheme.bits;
     // FP8 is known by its method.
-    if (layer.scheme.code->numbers == CodeNumbers::table) json["code"] = layer.scheme.code->name;
+    if (layer.scheme.code->numbers == runtime::CodeNumbers::table) json["code"] = layer.scheme.code->name;
     json["group_size"] = layer.scheme.group_size;
     json["symmetric"] = layer.scheme.symmetric;
-    json["act_order"] = name_of(layer.act_order);
-    json["scale_dtype"] = dtype_name(layer.scale_dtype);
+    json["act_order"] = runtime::name_of(layer.act_order);
+    json["scale_dtype"] = runtime::dtype_name(layer.scale_dtype);
   }
   if (!layer.scheme.is_dense() || layer.is_pruned()) {
     json["relative_error"] = layer.relative_error;
     json["error_measure"] = layer.error_measure;
   }
   if (layer.is_pruned()) {
-    json["pattern"] = layer.pattern.is_dense() ? "unstructured" : pattern_name(layer.pattern);
+    json["pattern"] = layer.pattern.is_dense() ? "unstructured" : runtime::pattern_name(layer.pattern);
     json["zeros"] = static_cast<double>(layer.num_zeros) / static_cast<double>(layer.num_out * layer.num_in);
   }
   if (layer.damping) json["damping"] = *layer.damping;
   if (layer.scheme.per_tensor) json["per_tensor"] = true;
   if (!input.is_plain()) {
-    json["input"] = input_format_name(input);
+    json["input"] = runtime::input_format_name(input);
     json["output_error"] = layer.output_error;
   }
   if (!layer.scaling.empty()) json["scaling"] = layer.scaling;
@@ -59,16 +59,16 @@ Json layer_json(const LayerRecord& layer) {
 // Of a run, in their order: the last one as "training", those before it in a list.
 void add_trainings(std::vector<std::string> trainings, Json& json) {
   if (trainings.empty()) return;
-  json["training"] = parse_ordered_json(trainings.back(), "the training");
+  json["training"] = runtime::parse_ordered_json(trainings.back(), "the training");
   trainings.pop_back();
   for (const std::string& earlier : trainings) {
-    json["earlier_trainings"].push_back(parse_ordered_json(earlier, "an earlier training"));
+    json["earlier_trainings"].push_back(runtime::parse_ordered_json(earlier, "an earlier training"));
   }
 }
 
 }  // namespace
 
-std::map<std::string, std::string> input_hashes(const Checkpoint& source) {
+std::map<std::string, std::string> input_hashes(const runtime::Checkpoint& source) {
   std::map<std::string, std::string> hashes = source.file_hashes();
   for (const std::string& name : find_small_files(source.directory()).copied) {
     hashes[name] = hash_small_file(source.directory(), name);
@@ -85,18 +85,19 @@ Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, c
     for (const LayerPlan& layer : layers) {
       steps += layer.linear.name + "\n";
       for (const Step& step : layer.steps) steps += "  " + describe(step) + "\n";
-      if (layer.is_compressed()) steps += "  stored as " + describe_fields(layer.scheme) + "\n";
-      if (layer.kept_zeros) steps += "  keeps the zeros of its source, " + pattern_name(*layer.kept_zeros) + "\n";
+      if (layer.is_compressed()) steps += "  stored as " + runtime::describe_fields(layer.scheme) + "\n";
+      if (layer.kept_zeros)
+        steps += "  keeps the zeros of its source, " + runtime::pattern_name(*layer.kept_zeros) + "\n";
     }
   }
   for (const TablePlan& table : plan.tables) {
-    steps +=
-        table.linear.name + " " + describe_fields(table.grid) + "\n  stored as " + describe_fields(table.scheme) + "\n";
+    steps += table.linear.name + " " + runtime::describe_fields(table.grid) + "\n  stored as " +
+             runtime::describe_fields(table.scheme) + "\n";
   }
   return {{"model", hash_text(model)},
           {"calibration data", calibration_data},
           {"recipe", hash_text(steps)},
-          {"version of pare", std::string(version())},
+          {"version of pare", std::string(runtime::version())},
           {"version of LibTorch", TORCH_VERSION},
           {"instruction set", at::get_cpu_capability()}};
 }
@@ -123,7 +124,8 @@ std::string survey_identity(const Recipe& recipe, const RunData& data) {
   text << "windows " << windows_hash(data.survey->windows);
   if (recipe.sensitivity) {
     for (const std::string& pattern : recipe.sensitivity->groups) text << " " << pattern;
-    if (!recipe.sensitivity->sites.is_plain()) text << " sites " << input_format_name(recipe.sensitivity->sites);
+    if (!recipe.sensitivity->sites.is_plain())
+      text << " sites " << runtime::input_format_name(recipe.sensitivity->sites);
   }
   if (recipe.budget) {
     text << " candidates";
@@ -141,13 +143,13 @@ std::vector<std::string> events_of_run(const RunPlan& plan, const RunData& data,
 }
 
 EarlierPhases earlier_phases(const std::string& manifest, const std::string& where) {
-  const Json json = parse_ordered_json(manifest, where);
+  const Json json = runtime::parse_ordered_json(manifest, where);
   EarlierPhases earlier;
   earlier.events = json.at("events").get<std::vector<std::string>>();
   if (json.contains("earlier_trainings")) {
-    for (const Json& training : json["earlier_trainings"]) earlier.trainings.push_back(json_text(training));
+    for (const Json& training : json["earlier_trainings"]) earlier.trainings.push_back(runtime::json_text(training));
   }
-  if (json.contains("training")) earlier.trainings.push_back(json_text(json["training"]));
+  if (json.contains("training")) earlier.trainings.push_back(runtime::json_text(json["training"]));
   return earlier;
 }
 
@@ -156,7 +158,7 @@ std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
                           const std::vector<LayerRecord>& layers, const std::string& budget,
                           const std::string& training, const std::vector<EngineVerdict>& engines,
                           const std::map<std::string, std::string>& outputs) {
-  Json json = {{"pare", version()}, {"fingerprint", fingerprint}, {"recipe", recipe.text}, {"inputs", inputs}};
+  Json json = {{"pare", runtime::version()}, {"fingerprint", fingerprint}, {"recipe", recipe.text}, {"inputs", inputs}};
   if (data.calibration) {
     json["calibration"] = {{"text", recipe.calibration->text.filename().string()},
                            {"windows", data.calibration->num_windows},
@@ -183,7 +185,7 @@ std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
                            {"statistics_pare", origin.pare_version},
                            {"statistics_instruction_set", origin.instruction_set}};
   }
-  if (!budget.empty()) json["budget"] = parse_ordered_json(budget, "the budget");
+  if (!budget.empty()) json["budget"] = runtime::parse_ordered_json(budget, "the budget");
   std::vector<std::string> trainings = data.earlier.trainings;
   if (!training.empty()) trainings.push_back(training);
   add_trainings(trainings, json);
@@ -195,7 +197,7 @@ std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
     json["engines"].push_back({{"engine", verdict.engine}, {"loads", verdict.loads}, {"reasons", verdict.reasons}});
   }
   json["outputs"] = outputs;
-  return json_text(json, 2) + "\n";
+  return runtime::json_text(json, 2) + "\n";
 }
 
 std::string report_json(const RunReport& report) {
@@ -211,22 +213,22 @@ std::string report_json(const RunReport& report) {
                {"layers", report.num_layers},
                {"resumed_blocks", report.num_resumed_blocks},
                {"events", report.events}};
-  for (const EvaluationRow* row : evaluation_rows()) {
+  for (const runtime::EvaluationRow* row : runtime::evaluation_rows()) {
     const std::string key(row->key);
     if (row->is_always_listed) json[key] = Json::array();
     for (const EvaluationReport& item : report.evaluations) {
-      if (item.row == row) json[key].push_back(parse_ordered_json(item.result->to_json(), "the report"));
+      if (item.row == row) json[key].push_back(runtime::parse_ordered_json(item.result->to_json(), "the report"));
     }
   }
-  if (!report.sensitivity.empty()) json["sensitivity"] = parse_ordered_json(report.sensitivity, "the report");
+  if (!report.sensitivity.empty()) json["sensitivity"] = runtime::parse_ordered_json(report.sensitivity, "the report");
   std::vector<std::string> trainings = report.earlier_trainings;
   if (!report.training.empty()) trainings.push_back(report.training);
   add_trainings(trainings, json);
   if (!report.budget.empty()) {
-    json["budget"] = parse_ordered_json(report.budget, "the report");
-    json["budget"]["measured"] = parse_ordered_json(report.budget_measured.value().to_json(), "the report");
+    json["budget"] = runtime::parse_ordered_json(report.budget, "the report");
+    json["budget"]["measured"] = runtime::parse_ordered_json(report.budget_measured.value().to_json(), "the report");
   }
-  return json_text(json, 2);
+  return runtime::json_text(json, 2);
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -17,10 +17,10 @@
 #include "runtime/evaluate/perplexity.h"
 #include "runtime/model/checkpoint.h"
 
-namespace pare {
+namespace pare::compress {
 
 // SHA-256 of every file of the source directory that goes into the output, by name.
-std::map<std::string, std::string> input_hashes(const Checkpoint& source);
+std::map<std::string, std::string> input_hashes(const runtime::Checkpoint& source);
 
 Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, const RunPlan& plan,
                              const std::string& calibration_data);
@@ -40,8 +40,8 @@ std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
                           const std::map<std::string, std::string>& outputs);
 
 struct EvaluationReport {
-  const EvaluationRow* row = nullptr;
-  std::shared_ptr<const EvaluationResult> result;
+  const runtime::EvaluationRow* row = nullptr;
+  std::shared_ptr<const runtime::EvaluationResult> result;
 };
 
 struct RunReport {
@@ -60,8 +60,8 @@ struct RunReport {
   std::vector<EvaluationReport> evaluations;
   // JSON objects, or empty for none.
   std::string sensitivity, budget, training;
-  std::vector<std::string> earlier_trainings;  // of phases before this one, in their order
-  std::optional<Perplexity> budget_measured;   // on what the survey was measured on
+  std::vector<std::string> earlier_trainings;          // of phases before this one, in their order
+  std::optional<runtime::Perplexity> budget_measured;  // on what the survey was measured on
 };
 std::string report_json(const RunReport& report);
 
@@ -74,4 +74,4 @@ std::vector<std::string> events_of_run(const RunPlan& plan, const RunData& data,
 // Of the run of which `manifest` (a pare.json, and `where` it is) is an earlier phase's.
 EarlierPhases earlier_phases(const std::string& manifest, const std::string& where);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -13,12 +13,12 @@
 #include "compress/run/run_data.h"
 #include "compress/walk/model_walk.h"
 
-namespace pare {
+namespace pare::compress {
 
 class ModelKind {
  public:
   // Of the checkpoint, which must outlive it.
-  static std::unique_ptr<ModelKind> of(const Checkpoint& checkpoint);
+  static std::unique_ptr<ModelKind> of(const runtime::Checkpoint& checkpoint);
   virtual ~ModelKind() = default;
 
   // Throws what plan_decoder and plan_encoder throw.
@@ -30,12 +30,13 @@ class ModelKind {
                              const RunLimits& limits) const = 0;
   // `embedding` is the table that the compressed model will embed with. with_original: the uncompressed model's states
   // go along. keeps_block_inputs: so do those in front of each block.
-  virtual std::unique_ptr<ModelWalk> walk(const Recipe& recipe, const RunData& data, const LinearWeights& embedding,
-                                          Spill spill, const std::filesystem::path& spill_directory, int num_threads,
+  virtual std::unique_ptr<ModelWalk> walk(const Recipe& recipe, const RunData& data,
+                                          const runtime::LinearWeights& embedding, Spill spill,
+                                          const std::filesystem::path& spill_directory, int num_threads,
                                           bool with_original, bool keeps_block_inputs) const = 0;
 };
 
-std::unique_ptr<ModelKind> make_decoder_kind(const Checkpoint& checkpoint);
-std::unique_ptr<ModelKind> make_encoder_kind(const Checkpoint& checkpoint);
+std::unique_ptr<ModelKind> make_decoder_kind(const runtime::Checkpoint& checkpoint);
+std::unique_ptr<ModelKind> make_encoder_kind(const runtime::Checkpoint& checkpoint);
 
-}  // namespace pare
+}  // namespace pare::compress

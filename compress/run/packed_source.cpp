@@ -16,55 +16,58 @@
 #include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
 // A packed weight with its zeros, decoded while it is written.
-StreamedTensor unpacked(const Checkpoint& checkpoint, const LinearDescription& linear) {
+runtime::StreamedTensor unpacked(const runtime::Checkpoint& checkpoint, const runtime::LinearDescription& linear) {
   return {linear.name + ".weight",
-          checkpoint.tensor(linear.name + std::string(kSparseValuesSuffix)).dtype,
+          checkpoint.tensor(linear.name + std::string(runtime::kSparseValuesSuffix)).dtype,
           {linear.num_out, linear.num_in},
-          [&checkpoint, linear](const ByteSink& sink) {
-            throw_if_interrupted();
-            const LinearWeights weights = checkpoint.linear(linear);
-            sink(std::get<DenseWeight>(weights.weight).data);
+          [&checkpoint, linear](const runtime::ByteSink& sink) {
+            runtime::throw_if_interrupted();
+            const runtime::LinearWeights weights = checkpoint.linear(linear);
+            sink(std::get<runtime::DenseWeight>(weights.weight).data);
             checkpoint.drop_pages(linear);
           }};
 }
 
 // What the packed model says of its layers.
-std::string claims_json(const Checkpoint& checkpoint) {
+std::string claims_json(const runtime::Checkpoint& checkpoint) {
   Json layers = Json::array();
-  for (const auto& [name, claim] : sparsity_claims(checkpoint)) {
-    layers.push_back({{"name", name}, {"pattern", pattern_text(claim.pattern)}, {"zeros", claim.zeros}});
+  for (const auto& [name, claim] : runtime::sparsity_claims(checkpoint)) {
+    layers.push_back({{"name", name}, {"pattern", prune::pattern_text(claim.pattern)}, {"zeros", claim.zeros}});
   }
-  return json_text(Json{{"layers", layers}, {"outputs", Json::object()}}, 2) + "\n";
+  return runtime::json_text(Json{{"layers", layers}, {"outputs", Json::object()}}, 2) + "\n";
 }
 
-std::optional<Checkpoint> open_packed(const fs::path& model) {
-  if (model.extension() == ".gguf" || !is_there(model / "config.json"))
+std::optional<runtime::Checkpoint> open_packed(const fs::path& model) {
+  if (model.extension() == ".gguf" || !runtime::is_there(model / "config.json"))
     return std::nullopt;  // or the model's reader tells
-  Checkpoint checkpoint = Checkpoint::open(model);
+  runtime::Checkpoint checkpoint = runtime::Checkpoint::open(model);
   if (!checkpoint.is_quantized() || !is_packed_source(checkpoint)) return std::nullopt;
   return checkpoint;
 }
 
-MakeDirectory unpacking(const fs::path& model, bool unpacks, Progress& progress, std::vector<std::string>& events) {
+runtime::MakeDirectory unpacking(const fs::path& model, bool unpacks, runtime::Progress& progress,
+                                 std::vector<std::string>& events) {
   if (!unpacks || !open_packed(model)) return {};
   events = events_of_links(find_small_files(model));
   progress.print("source: the 2:4 weights of '" + model.string() + "' are unpacked");
-  return [](const fs::path& packed, const fs::path& directory) { unpack_source(Checkpoint::open(packed), directory); };
+  return [](const fs::path& packed, const fs::path& directory) {
+    unpack_source(runtime::Checkpoint::open(packed), directory);
+  };
 }
 
 }  // namespace
 
-bool is_packed_source(const Checkpoint& checkpoint) {
+bool is_packed_source(const runtime::Checkpoint& checkpoint) {
   bool has_packed = false;
-  for (const LinearDescription& linear : stored_linears(checkpoint)) {
-    const std::optional<PackScheme> scheme = checkpoint.stored_scheme(linear);
+  for (const runtime::LinearDescription& linear : runtime::stored_linears(checkpoint)) {
+    const std::optional<runtime::PackScheme> scheme = checkpoint.stored_scheme(linear);
     if (!scheme) continue;
     if (!scheme->is_dense() || scheme->pattern.is_dense() || !scheme->input.is_plain()) return false;
     has_packed = true;
@@ -72,21 +75,22 @@ bool is_packed_source(const Checkpoint& checkpoint) {
   return has_packed;
 }
 
-void unpack_source(const Checkpoint& checkpoint, const fs::path& directory) {
+void unpack_source(const runtime::Checkpoint& checkpoint, const fs::path& directory) {
   const std::map<std::string, std::string> inputs = input_hashes(checkpoint);
-  require_listed_hashes(checkpoint.directory(), inputs);
+  runtime::require_listed_hashes(checkpoint.directory(), inputs);
   fs::create_directories(directory);
-  Json config = parse_ordered_json(checkpoint.config_json(), (checkpoint.directory() / "config.json").string());
+  Json config =
+      runtime::parse_ordered_json(checkpoint.config_json(), (checkpoint.directory() / "config.json").string());
   config.erase("quantization_config");
-  write_file_atomically(directory / "config.json", json_text(config, 2) + "\n");
-  write_file_atomically(directory / kManifestName, claims_json(checkpoint));
+  runtime::write_file_atomically(directory / "config.json", runtime::json_text(config, 2) + "\n");
+  runtime::write_file_atomically(directory / runtime::kManifestName, claims_json(checkpoint));
   for (const std::string& name : find_small_files(checkpoint.directory()).copied) {
     fs::create_directories((directory / name).parent_path());
     copy_small_file(checkpoint.directory(), name, directory / name);
   }
-  std::vector<StreamedTensor> tensors;
+  std::vector<runtime::StreamedTensor> tensors;
   std::set<std::string> packed;
-  for (const LinearDescription& linear : stored_linears(checkpoint)) {
+  for (const runtime::LinearDescription& linear : runtime::stored_linears(checkpoint)) {
     if (!checkpoint.stored_scheme(linear)) continue;
     tensors.push_back(unpacked(checkpoint, linear));
     packed.insert(linear.name);
@@ -99,7 +103,7 @@ void unpack_source(const Checkpoint& checkpoint, const fs::path& directory) {
   checkpoint.check_unchanged();
 }
 
-PlainSource::PlainSource(const fs::path& model, bool unpacks, Progress& progress)
+PlainSource::PlainSource(const fs::path& model, bool unpacks, runtime::Progress& progress)
     : directory_(model, unpacking(model, unpacks, progress, events_)) {}
 
-}  // namespace pare
+}  // namespace pare::compress

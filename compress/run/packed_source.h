@@ -10,22 +10,22 @@
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Whether the checkpoint has packed weights, none of them codes, and rounds no input.
-bool is_packed_source(const Checkpoint& checkpoint);
+bool is_packed_source(const runtime::Checkpoint& checkpoint);
 
 // Writes the same model into `directory`, every weight with its zeros: config.json, weights, the small files that an
 // artifact takes over, and a pare.json that says which layers are pruned. Throws std::runtime_error for a source whose
 // files are not those that its pare.json lists, and for what cannot be written; Interrupted.
-void unpack_source(const Checkpoint& checkpoint, const std::filesystem::path& directory);
+void unpack_source(const runtime::Checkpoint& checkpoint, const std::filesystem::path& directory);
 
 // A model as it is named, as layerwise passes and students start from it: unpacked where it is a packed source. As
 // ModelDirectory says otherwise.
 class PlainSource {
  public:
   // unpacks: false leaves a packed source as it is, for what trains it so.
-  PlainSource(const std::filesystem::path& model, bool unpacks, Progress& progress);
+  PlainSource(const std::filesystem::path& model, bool unpacks, runtime::Progress& progress);
 
   const std::filesystem::path& path() const { return directory_.path(); }
   // Of an unpacked source, events of files that are not taken over (events_of_links); the unpacked one knows nothing of
@@ -34,7 +34,7 @@ class PlainSource {
 
  private:
   std::vector<std::string> events_;
-  ModelDirectory directory_;
+  runtime::ModelDirectory directory_;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -20,7 +20,7 @@
 #include "runtime/system/json_text.h"
 #include "runtime/system/sealed_json.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
@@ -29,10 +29,10 @@ using Clock = std::chrono::steady_clock;
 void write_manifest(const std::map<std::string, std::string>& extra_files, Artifact& artifact, const Phase& phase) {
   for (const auto& [name, text] : extra_files) artifact.write_file(name, text);
   artifact.write_file(
-      kManifestName,
-      seal_json(manifest_json(phase.recipe, phase.fingerprint, phase.inputs, phase.plan, phase.data, artifact.records(),
-                              phase.choice ? to_json(*phase.choice, /*curve=*/false) : "", phase.training,
-                              phase.verdicts, artifact.output_hashes())));
+      runtime::kManifestName,
+      runtime::seal_json(manifest_json(phase.recipe, phase.fingerprint, phase.inputs, phase.plan, phase.data,
+                                       artifact.records(), phase.choice ? to_json(*phase.choice, /*curve=*/false) : "",
+                                       phase.training, phase.verdicts, artifact.output_hashes())));
 }
 
 std::string short_number(double value) {
@@ -44,13 +44,13 @@ std::string short_number(double value) {
 void check_gates(const FailIf& fail_if, const RunReport& report, const fs::path& artifact) {
   std::vector<std::string> lines = {"fail_if: the result is not good enough:"};
   for (const EvaluationReport& item : report.evaluations) {
-    for (const Gate& gate : item.row->gates) {
+    for (const runtime::Gate& gate : item.row->gates) {
       const auto bound = fail_if.bounds.find(gate.name);
       const std::optional<double> found = item.result->figure(gate.name);
       if (bound == fail_if.bounds.end() || !found) continue;
       if (gate.is_least ? *found >= bound->second : *found <= bound->second) continue;
       const auto text = [&](double value) {  // what must be at least something lies close to 1
-        return gate.is_least ? format_number(value, 6) : short_number(value);
+        return gate.is_least ? runtime::format_number(value, 6) : short_number(value);
       };
       lines.push_back("  " + std::string(gate.name) + " is " + text(*found) + ", expected at " +
                       (gate.is_least ? "least " : "most ") + text(bound->second) + ": " + item.result->data_label());
@@ -63,24 +63,25 @@ void check_gates(const FailIf& fail_if, const RunReport& report, const fs::path&
 
 // The recipe's evaluations of the result beside the original, and of a budget the loss that its survey predicted.
 void evaluate(const Artifact& artifact, Phase& phase) {
-  const std::vector<EvaluationExtent> extents = evaluation_extents(phase.recipe, phase.data);
+  const std::vector<runtime::EvaluationExtent> extents = evaluation_extents(phase.recipe, phase.data);
   if (extents.empty()) return;
-  const std::unique_ptr<Backend> backend =
-      make_backend({.device = phase.evaluation_device, .num_threads = phase.num_threads});
-  const Checkpoint written = Checkpoint::open(artifact.artifact_directory());
-  const bool on_host = phase.evaluation_device == ComputeDevice::cpu;
-  for (const auto& needs : memory_needs(written, &phase.original, extents, /*keeps_models=*/true, on_host)) {
-    require_memory(*backend, needs);
+  const std::unique_ptr<runtime::Backend> backend =
+      runtime::make_backend({.device = phase.evaluation_device, .num_threads = phase.num_threads});
+  const runtime::Checkpoint written = runtime::Checkpoint::open(artifact.artifact_directory());
+  const bool on_host = phase.evaluation_device == runtime::ComputeDevice::cpu;
+  for (const auto& needs : runtime::memory_needs(written, &phase.original, extents, /*keeps_models=*/true, on_host)) {
+    runtime::require_memory(*backend, needs);
   }
-  EvaluatedModels models(written, &phase.original, *backend, /*keeps_models=*/true);
+  runtime::EvaluatedModels models(written, &phase.original, *backend, /*keeps_models=*/true);
   for (size_t i = 0; i < phase.data.evaluations.size(); ++i) {
     phase.report.evaluations.push_back(
         {phase.recipe.evaluate[i].row, phase.data.evaluations[i]->run(models, phase.progress)});
   }
   if (!phase.recipe.budget) return;
   models.decoder().use_attention_bits({});
-  phase.report.budget_measured = evaluate_perplexity(models.decoder(), *phase.data.survey, &models.reference_decoder(),
-                                                     stage_of(phase.progress, "evaluate", "windows"));
+  phase.report.budget_measured =
+      runtime::evaluate_perplexity(models.decoder(), *phase.data.survey, &models.reference_decoder(),
+                                   runtime::stage_of(phase.progress, "evaluate", "windows"));
 }
 
 int64_t bytes_of_files(const std::vector<fs::path>& files) {
@@ -89,9 +90,9 @@ int64_t bytes_of_files(const std::vector<fs::path>& files) {
   return bytes;
 }
 
-void complete_report(const Artifact& artifact, MemorySampler& memory, Phase& phase) {
-  const Checkpoint written = Checkpoint::open(artifact.artifact_directory());
-  const WeightSizes sizes = weight_sizes(written);
+void complete_report(const Artifact& artifact, runtime::MemorySampler& memory, Phase& phase) {
+  const runtime::Checkpoint written = runtime::Checkpoint::open(artifact.artifact_directory());
+  const runtime::WeightSizes sizes = runtime::weight_sizes(written);
   const std::vector<LayerRecord> records = artifact.records();
   RunReport& report = phase.report;
   report.source_bytes = bytes_of_files(phase.original.weight_files());
@@ -103,9 +104,9 @@ void complete_report(const Artifact& artifact, MemorySampler& memory, Phase& pha
   report.num_layers = static_cast<int64_t>(records.size());
   report.events = events_of_run(phase.plan, phase.data, records);
   report.earlier_trainings = phase.data.earlier.trainings;
-  report.seconds = seconds_since(phase.start);
+  report.seconds = runtime::seconds_since(phase.start);
   report.peak_memory_bytes = memory.peak_bytes();
-  report.peak_resident_bytes = read_memory_usage().peak_resident_bytes;
+  report.peak_resident_bytes = runtime::read_memory_usage().peak_resident_bytes;
 }
 
 // Of the last phase the run's result; what others hand on is progress.
@@ -119,20 +120,20 @@ void print_result(const Phase& phase) {
   if (!report.training.empty()) print(kept_line(report.training));
   for (const EvaluationReport& item : report.evaluations) phase.progress.result_lines(item.result->to_text());
   if (phase.choice) {
-    const Comparison& measured = report.budget_measured->comparison.value();
-    print("budget: predicted loss " + format_number(phase.choice->loss, 5) + ", measured KL " +
-          format_number(measured.kl_mean.value, 5) + ", measured loss " +
-          format_number(report.budget_measured->nll - measured.reference_nll, 5) + " nats per token");
+    const runtime::Comparison& measured = report.budget_measured->comparison.value();
+    print("budget: predicted loss " + runtime::format_number(phase.choice->loss, 5) + ", measured KL " +
+          runtime::format_number(measured.kl_mean.value, 5) + ", measured loss " +
+          runtime::format_number(report.budget_measured->nll - measured.reference_nll, 5) + " nats per token");
   }
-  print(phase.output.string() + ": " + format_bytes(report.output_bytes) + ", " +
-        format_number(report.bits_per_weight_without_head, 3) + " bits per weight (" +
-        format_number(report.bits_per_weight, 3) +
+  print(phase.output.string() + ": " + runtime::format_bytes(report.output_bytes) + ", " +
+        runtime::format_number(report.bits_per_weight_without_head, 3) + " bits per weight (" +
+        runtime::format_number(report.bits_per_weight, 3) +
         (phase.checkpoint.is_encoder() ? " with embeddings), " : " with embedding and head), ") +
-        format_duration(report.seconds) + ", peak memory " + format_bytes(report.peak_memory_bytes));
+        runtime::format_duration(report.seconds) + ", peak memory " + runtime::format_bytes(report.peak_memory_bytes));
 }
 
 // After a failure: what is finished stays, and the user hears where.
-void keep_or_discard(Artifact& artifact, const std::string& what_next, Progress& progress) {
+void keep_or_discard(Artifact& artifact, const std::string& what_next, runtime::Progress& progress) {
   const bool has_progress = artifact.has_progress();
   if (!has_progress) artifact.discard();
   if (has_progress || !artifact.place().is_first()) {
@@ -142,10 +143,10 @@ void keep_or_discard(Artifact& artifact, const std::string& what_next, Progress&
 
 }  // namespace
 
-InputFiles watch_files(const Recipe& recipe, const Checkpoint& checkpoint) {
-  InputFiles files;
+runtime::InputFiles watch_files(const Recipe& recipe, const runtime::Checkpoint& checkpoint) {
+  runtime::InputFiles files;
   for (const fs::path& path : Artifact::copied_files(checkpoint.directory())) files.add(path);
-  for (const fs::path& path : data_files(recipe)) add_text(path, files);
+  for (const fs::path& path : data_files(recipe)) runtime::add_text(path, files);
   return files;
 }
 
@@ -190,11 +191,11 @@ void announce_events(const Phase& phase) {
   check_strict(phase, {});
 }
 
-ComputeDevice evaluation_device(const RunOptions& options) {
-  return options.on_gpu && has_cuda_kernels() ? ComputeDevice::cuda : ComputeDevice::cpu;
+runtime::ComputeDevice evaluation_device(const RunOptions& options) {
+  return options.on_gpu && runtime::has_cuda_kernels() ? runtime::ComputeDevice::cuda : runtime::ComputeDevice::cpu;
 }
 
-void check_text_is_known(const TokenWindows& windows, Phase& phase) {
+void check_text_is_known(const runtime::TokenWindows& windows, Phase& phase) {
   std::optional<std::string> event;
   timed("text", phase, [&] { event = unknown_text(*phase.recipe.calibration, windows, phase.checkpoint); });
   if (!event) return;
@@ -204,7 +205,7 @@ void check_text_is_known(const TokenWindows& windows, Phase& phase) {
 }
 
 RunLimits run_limits(const RunOptions& options, int num_threads) {
-  return {.held_bytes = read_memory_usage().held_bytes,
+  return {.held_bytes = runtime::read_memory_usage().held_bytes,
           .max_memory_bytes = options.max_memory_bytes ? *options.max_memory_bytes : default_memory_budget(),
           .matmul_rate = measure_matmul_rate(num_threads),
           .num_threads = num_threads};
@@ -214,27 +215,27 @@ void check_inputs(const std::string& calibration_identity, Phase& phase) {
   check_disk_space(phase.output, phase.prediction);
   check_weights(phase.checkpoint);
   phase.inputs = input_hashes(phase.checkpoint);
-  require_listed_hashes(phase.checkpoint.directory(), phase.inputs);
+  runtime::require_listed_hashes(phase.checkpoint.directory(), phase.inputs);
   phase.fingerprint = make_fingerprint(phase.inputs, phase.plan, calibration_identity);
-  throw_if_interrupted();
+  runtime::throw_if_interrupted();
   check_unchanged(phase);
 }
 
 void name_products(const char* type, Phase& phase) {
-  phase.fingerprint["precision"] = std::string(type) + " on " + std::string(isa_name(detect_isa()));
+  phase.fingerprint["precision"] = std::string(type) + " on " + std::string(runtime::isa_name(runtime::detect_isa()));
 }
 
 void timed(const char* stage, Phase& phase, const std::function<void()>& work) {
   const auto start = Clock::now();
   work();
-  phase.report.stage_seconds[stage] += seconds_since(start);
+  phase.report.stage_seconds[stage] += runtime::seconds_since(start);
 }
 
 bool takes_what_is_made(const PhaseInput& input, const Phase& phase, bool fresh) {
   if (fresh || input.place == nullptr || !input.place->is_made()) return false;
-  const nlohmann::json stored = manifest_member(phase.output, "fingerprint");
-  if (!stored.is_object()) throw damaged_file(phase.output / kManifestName);
-  require_same_run(json_text(stored), phase.fingerprint, *input.place);
+  const nlohmann::json stored = runtime::manifest_member(phase.output, "fingerprint");
+  if (!stored.is_object()) throw damaged_file(phase.output / runtime::kManifestName);
+  require_same_run(runtime::json_text(stored), phase.fingerprint, *input.place);
   input.place->discard();  // a run that was killed meanwhile has left what it was made of
   return true;
 }
@@ -248,15 +249,15 @@ void assemble_and_verify(Artifact& artifact, Phase& phase) {
   timed("verify", phase, [&] { artifact.verify(phase.checkpoint); });
 }
 
-std::string finish(const std::map<std::string, std::string>& extra_files, Artifact& artifact, MemorySampler& memory,
-                   Phase& phase) {
+std::string finish(const std::map<std::string, std::string>& extra_files, Artifact& artifact,
+                   runtime::MemorySampler& memory, Phase& phase) {
   write_manifest(extra_files, artifact, phase);
   check_unchanged(phase);
-  throw_if_interrupted();
+  runtime::throw_if_interrupted();
   timed("evaluate", phase, [&] { evaluate(artifact, phase); });
   complete_report(artifact, memory, phase);
   const std::string json = report_json(phase.report);
-  artifact.write_file(kReportName, seal_json(json));
+  artifact.write_file(runtime::kReportName, runtime::seal_json(json));
   check_unchanged(phase);
   check_gates(phase.recipe.fail_if, phase.report, artifact.artifact_directory());
   artifact.publish();
@@ -268,7 +269,7 @@ std::string keeping_parts(Artifact& artifact, const Phase& phase, const std::fun
   try {
     try {
       report = work();
-    } catch (const Interrupted&) {
+    } catch (const runtime::Interrupted&) {
       throw;
     } catch (const std::exception&) {
       check_unchanged(phase);
@@ -288,4 +289,4 @@ std::string keeping_parts(Artifact& artifact, const Phase& phase, const std::fun
   return report;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

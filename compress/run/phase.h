@@ -24,30 +24,30 @@
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/visible_text.h"
 
-namespace pare {
+namespace pare::compress {
 
 // What only another recipe mends: the same command fails again.
-class NotGoodEnough : public ErrorOfLines {
+class NotGoodEnough : public runtime::ErrorOfLines {
  public:
-  using ErrorOfLines::ErrorOfLines;
+  using runtime::ErrorOfLines::ErrorOfLines;
 };
 
 struct Phase {
   const Recipe& recipe;  // of this phase alone
   std::filesystem::path output;
   int num_threads = 1;
-  ComputeDevice evaluation_device = ComputeDevice::cpu;
-  const Checkpoint& checkpoint;     // that it starts from
-  const Checkpoint& original;       // the recipe's model: what results are compared with
-  std::unique_ptr<ModelKind> kind;  // of `checkpoint`
-  Progress& progress;
+  runtime::ComputeDevice evaluation_device = runtime::ComputeDevice::cpu;
+  const runtime::Checkpoint& checkpoint;  // that it starts from
+  const runtime::Checkpoint& original;    // the recipe's model: what results are compared with
+  std::unique_ptr<ModelKind> kind;        // of `checkpoint`
+  runtime::Progress& progress;
   bool is_last = true;  // whose result is the run's
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   RunPlan plan = {};
   std::vector<EngineVerdict> verdicts = {};
   RunData data = {};
   Prediction prediction = {};
-  InputFiles files = {};                           // data and small files of the model
+  runtime::InputFiles files = {};                  // data and small files of the model
   std::map<std::string, std::string> inputs = {};  // SHA-256 by file name
   Fingerprint fingerprint = {};
   std::optional<Survey> survey = {};
@@ -57,7 +57,7 @@ struct Phase {
 };
 
 // The files that a recipe's data and the model's small files are in; to be called before they are read.
-InputFiles watch_files(const Recipe& recipe, const Checkpoint& checkpoint);
+runtime::InputFiles watch_files(const Recipe& recipe, const runtime::Checkpoint& checkpoint);
 // Throws std::runtime_error when the model or the data are no longer what the phase began with: what was made since
 // the last time must not be kept.
 void check_unchanged(const Phase& phase);
@@ -73,9 +73,9 @@ void announce_events(const Phase& phase);
 // Throws NotGoodEnough where `strict` forbids what the plan, the data and the records list.
 void check_strict(const Phase& phase, const std::vector<LayerRecord>& records);
 // Where results are measured: on the GPU where that is asked for and the program has kernels for it.
-ComputeDevice evaluation_device(const RunOptions& options);
+runtime::ComputeDevice evaluation_device(const RunOptions& options);
 // Tells as an event that the model does not know the text that it is calibrated on, and likewise refuses it.
-void check_text_is_known(const TokenWindows& windows, Phase& phase);
+void check_text_is_known(const runtime::TokenWindows& windows, Phase& phase);
 RunLimits run_limits(const RunOptions& options, int num_threads);
 // Disk, weights, hashes of the inputs, and the plan's fingerprint for data of that identity.
 void check_inputs(const std::string& calibration_identity, Phase& phase);
@@ -98,11 +98,11 @@ void assemble_and_verify(Artifact& artifact, Phase& phase);
 
 // From the model in the artifact's folder to the published output: manifest -> evaluate -> report. extra_files are
 // written beside the weights, by name. Returns the report as a JSON object.
-std::string finish(const std::map<std::string, std::string>& extra_files, Artifact& artifact, MemorySampler& memory,
-                   Phase& phase);
+std::string finish(const std::map<std::string, std::string>& extra_files, Artifact& artifact,
+                   runtime::MemorySampler& memory, Phase& phase);
 
 // The work itself, and what it came to for people; where it fails, its folder is removed or kept. Of a failure that
 // comes from an input that has changed meanwhile, the message is that.
 std::string keeping_parts(Artifact& artifact, const Phase& phase, const std::function<std::string()>& work);
 
-}  // namespace pare
+}  // namespace pare::compress

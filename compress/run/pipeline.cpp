@@ -29,7 +29,7 @@
 #include "runtime/system/json_text.h"
 #include "runtime/system/partial_output.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
@@ -42,14 +42,14 @@ void check_disk_space_of_phases(const std::vector<Recipe>& phases, const nlohman
   Prediction all;
   for (size_t i = 0; i < plans.size(); ++i) {
     const bool is_last = i + 1 == plans.size();
-    if (!is_last && is_there(Workplace::made_folder(output, i + 1) / kManifestName)) continue;
+    if (!is_last && runtime::is_there(Workplace::made_folder(output, i + 1) / runtime::kManifestName)) continue;
     all.disk_bytes = std::max(all.disk_bytes, handed_on + plans[i].at("predicted_disk_bytes").get<int64_t>());
     handed_on += plans[i].at("predicted_output_bytes").get<int64_t>();
   }
   check_disk_space(output, all);
 }
 
-std::string run_phase(const PhaseInput& input, const RunOptions& options, Progress& progress) {
+std::string run_phase(const PhaseInput& input, const RunOptions& options, runtime::Progress& progress) {
   if (input.recipe.student) return derive_student(input, options, progress);
   if (training_of(input.recipe) != nullptr) return train_model(input, options, progress);
   return compress_model(input, options, progress);
@@ -61,7 +61,7 @@ bool is_evaluated(const Recipe& recipe) {
 
 // Before LibTorch is used: whether the GPU can do what the recipe has for it. Says so where the evaluation cannot be
 // there.
-void check_device(const std::vector<Recipe>& phases, bool on_gpu, Progress& progress) {
+void check_device(const std::vector<Recipe>& phases, bool on_gpu, runtime::Progress& progress) {
   const auto any = [&](const auto& condition) { return std::any_of(phases.begin(), phases.end(), condition); };
   const bool trains = any([](const Recipe& phase) { return training_of(phase) != nullptr; });
   const bool evaluates = any(is_evaluated);
@@ -72,8 +72,8 @@ void check_device(const std::vector<Recipe>& phases, bool on_gpu, Progress& prog
   }
   training_device(on_gpu && trains);
   if (!on_gpu || !evaluates) return;
-  if (has_cuda_kernels()) {
-    make_backend({.device = ComputeDevice::cuda});
+  if (runtime::has_cuda_kernels()) {
+    runtime::make_backend({.device = runtime::ComputeDevice::cuda});
   } else {
     progress.print(
         "--device cuda: this program was built without kernels for CUDA, so it evaluates on the CPU; build it with "
@@ -84,12 +84,12 @@ void check_device(const std::vector<Recipe>& phases, bool on_gpu, Progress& prog
 // All phases planned, each on the model that the recipe names in place of what it will start from: what is wrong with
 // any of them is said before the first one works. Behind a student that model is too large, so that no phase is refused
 // for its memory until the student is there, which takes minutes.
-std::string plan_phases(const std::vector<Recipe>& phases, const Checkpoint& original, const fs::path& output,
+std::string plan_phases(const std::vector<Recipe>& phases, const runtime::Checkpoint& original, const fs::path& output,
                         int num_threads, const std::vector<std::string>& events, RunOptions options,
-                        Progress& progress) {
+                        runtime::Progress& progress) {
   const bool is_asked = options.dry_run;
   options.dry_run = true;
-  Progress silent(ProgressStyle::silent, std::cerr);
+  runtime::Progress silent(runtime::ProgressStyle::silent, std::cerr);
   nlohmann::ordered_json plans = nlohmann::ordered_json::array();
   for (size_t i = 0; i < phases.size(); ++i) {
     if (is_asked) progress.print("phase " + std::to_string(i + 1) + " of " + std::to_string(phases.size()));
@@ -107,10 +107,11 @@ std::string plan_phases(const std::vector<Recipe>& phases, const Checkpoint& ori
                            .is_stand_in = i > 0,
                            .is_last = i + 1 == phases.size(),
                            .events = i == 0 ? events : std::vector<std::string>()};
-    plans.push_back(parse_ordered_json(run_phase(input, options, is_asked ? progress : silent), "a phase's plan"));
+    plans.push_back(
+        runtime::parse_ordered_json(run_phase(input, options, is_asked ? progress : silent), "a phase's plan"));
   }
   if (!is_asked) check_disk_space_of_phases(phases, plans, output);
-  return json_text(nlohmann::ordered_json{{"phases", plans}});
+  return runtime::json_text(nlohmann::ordered_json{{"phases", plans}});
 }
 
 }  // namespace
@@ -129,18 +130,18 @@ int set_num_threads(int num_threads) {
   return num_threads;
 }
 
-std::string run(const Recipe& recipe, const RunOptions& options, Progress& progress) {
-  const fs::path output = output_place(chosen(options.output, recipe.output, "output", "output", "--out"));
+std::string run(const Recipe& recipe, const RunOptions& options, runtime::Progress& progress) {
+  const fs::path output = runtime::output_place(chosen(options.output, recipe.output, "output", "output", "--out"));
   const std::vector<Recipe> phases = phases_of(recipe);
-  Workplace::check_output_is_free(output,
-                                  options.dry_run ? PartialOutput::Leftovers::stay : PartialOutput::Leftovers::go);
+  Workplace::check_output_is_free(
+      output, options.dry_run ? runtime::PartialOutput::Leftovers::stay : runtime::PartialOutput::Leftovers::go);
   check_can_be_made(output);
   // What is trained stays stored as it is; every other phase works on weights with their zeros.
   const auto is_plain_phase = [](const Recipe& phase) { return training_of(phase) == nullptr; };
   const PlainSource model(chosen(options.model, recipe.model, "model", "model", "--model"),
                           std::any_of(phases.begin(), phases.end(), is_plain_phase), progress);
-  const Checkpoint original = Checkpoint::open(model.path());
-  require_listed_files(model.path());
+  const runtime::Checkpoint original = runtime::Checkpoint::open(model.path());
+  runtime::require_listed_files(model.path());
   check_device(phases, options.on_gpu, progress);
   const int num_threads = set_num_threads(options.num_threads);
   if (phases.size() == 1) {
@@ -165,7 +166,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
     progress.print("phase " + std::to_string(i + 1) + " of " + std::to_string(phases.size()));
     std::optional<PlainSource> handed_on;
     if (i > 0) handed_on.emplace(source, is_plain_phase(phases[i]), progress);
-    const Checkpoint checkpoint = Checkpoint::open(handed_on ? handed_on->path() : source);
+    const runtime::Checkpoint checkpoint = runtime::Checkpoint::open(handed_on ? handed_on->path() : source);
     report = run_phase({.recipe = phases[i],
                         .checkpoint = checkpoint,
                         .original = original,
@@ -178,10 +179,10 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
                        options, progress);
     source = made;
     if (i + 1 == phases.size()) break;
-    const fs::path manifest = made / kManifestName;
-    earlier = earlier_phases(read_text_file(manifest), manifest.string());
+    const fs::path manifest = made / runtime::kManifestName;
+    earlier = earlier_phases(runtime::read_text_file(manifest), manifest.string());
   }
   return report;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

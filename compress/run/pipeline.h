@@ -8,7 +8,7 @@
 #include "compress/run/run_options.h"
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Of two places for the same thing the command line's, which may be empty. Throws std::invalid_argument when both are:
 // "no WHAT: give 'KEY:' in the recipe or OPTION".
@@ -25,6 +25,6 @@ int set_num_threads(int num_threads);
 // can be wrong with the input of any phase is found before any work and leaves nothing behind. Throws
 // std::invalid_argument and std::runtime_error, also when an event occurs under `strict` or the result breaks
 // `fail_if`; and Interrupted: the same call goes on later and gives the same bytes.
-std::string run(const Recipe& recipe, const RunOptions& options, Progress& progress);
+std::string run(const Recipe& recipe, const RunOptions& options, runtime::Progress& progress);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -10,14 +10,14 @@
 #include "runtime/system/progress.h"
 #include "runtime/system/sha256.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
 
 constexpr int64_t kSurveyContext = 512;  // tokens of a window, where the recipe does not say
 
-StatisticsFile read_statistics(const fs::path& path, const Checkpoint& checkpoint) {
+StatisticsFile read_statistics(const fs::path& path, const runtime::Checkpoint& checkpoint) {
   StatisticsFile statistics = StatisticsFile::open(path);
   const std::string model = model_hash(checkpoint);
   if (statistics.origin().model != model) {
@@ -31,8 +31,9 @@ StatisticsFile read_statistics(const fs::path& path, const Checkpoint& checkpoin
 }
 
 // Of the calibration's windows; a context below theirs takes their first tokens.
-ScoredWindows first_windows(const TokenWindows& all, const SensitivityRecipe& recipe, const std::string& source) {
-  ScoredWindows data;
+runtime::ScoredWindows first_windows(const runtime::TokenWindows& all, const SensitivityRecipe& recipe,
+                                     const std::string& source) {
+  runtime::ScoredWindows data;
   data.source = source;
   data.windows.num_windows = std::min(recipe.num_windows, all.num_windows);
   data.windows.num_tokens = std::min(recipe.context.value_or(kSurveyContext), all.num_tokens);
@@ -48,23 +49,23 @@ ScoredWindows first_windows(const TokenWindows& all, const SensitivityRecipe& re
 
 }  // namespace
 
-TokenWindows read_calibration(const CalibrationRecipe& recipe, const Tokenizer* tokenizer,
-                              const ModelDescription& model) {
-  TokenWindows all =
-      read_token_windows(recipe.text, tokenizer, recipe.num_tokens.value_or(kCalibrationTokens), /*num_windows=*/0,
-                         /*add_special_tokens=*/true, model.vocabulary_size);
+runtime::TokenWindows read_calibration(const CalibrationRecipe& recipe, const runtime::Tokenizer* tokenizer,
+                                       const runtime::ModelDescription& model) {
+  runtime::TokenWindows all = runtime::read_token_windows(
+      recipe.text, tokenizer, recipe.num_tokens.value_or(kCalibrationTokens), /*num_windows=*/0,
+      /*add_special_tokens=*/true, model.vocabulary_size);
   if (all.num_tokens > model.context_length) {
     throw std::invalid_argument("calibration: windows of " + std::to_string(all.num_tokens) +
                                 " tokens; the model's context is " + std::to_string(model.context_length));
   }
   const int64_t num_samples = recipe.num_samples.value_or(kCalibrationSamples);
   if (all.num_windows <= num_samples) return all;
-  TokenWindows drawn;
+  runtime::TokenWindows drawn;
   drawn.num_tokens = all.num_tokens;
   drawn.num_windows = num_samples;
   for (int64_t i = 0; const int64_t window : draw_sorted(all.num_windows, num_samples, recipe.seed)) {
     // Someone chose a .npy's windows and their order; a text's are drawn, so that they are of all of it.
-    const std::span<const int32_t> ids = all.window(holds_token_windows(recipe.text) ? i : window);
+    const std::span<const int32_t> ids = all.window(runtime::holds_token_windows(recipe.text) ? i : window);
     drawn.ids_NT.insert(drawn.ids_NT.end(), ids.begin(), ids.end());
     ++i;
   }
@@ -78,45 +79,47 @@ void note_missing_samples(const CalibrationRecipe& recipe, int64_t num_found, co
                    ", fewer than the " + std::to_string(*recipe.num_samples) + " samples asked for: all are taken");
 }
 
-void note_other_windows(const CalibrationRecipe& recipe, const TokenWindows& found, std::vector<std::string>& events) {
+void note_other_windows(const CalibrationRecipe& recipe, const runtime::TokenWindows& found,
+                        std::vector<std::string>& events) {
   note_missing_samples(recipe, found.num_windows, "windows of " + std::to_string(found.num_tokens) + " tokens", events);
   if (!recipe.num_tokens || *recipe.num_tokens == found.num_tokens) return;
   events.push_back("calibration: '" + recipe.text.string() + "' holds windows of " + std::to_string(found.num_tokens) +
                    " tokens, not the " + std::to_string(*recipe.num_tokens) + " asked for: they are taken as they are");
 }
 
-std::optional<std::string> unknown_text(const CalibrationRecipe& recipe, const TokenWindows& windows,
-                                        const Checkpoint& checkpoint) {
+std::optional<std::string> unknown_text(const CalibrationRecipe& recipe, const runtime::TokenWindows& windows,
+                                        const runtime::Checkpoint& checkpoint) {
   const TextLoss measured = measure_text_loss(checkpoint, windows);
   if (measured.is_known()) return std::nullopt;
-  return "calibration: '" + recipe.text.string() + "' costs the model " + format_number(measured.loss, 2) +
-         " nats a token, and no less than the " + format_number(measured.entropy, 2) +
+  return "calibration: '" + recipe.text.string() + "' costs the model " + runtime::format_number(measured.loss, 2) +
+         " nats a token, and no less than the " + runtime::format_number(measured.entropy, 2) +
          " that the frequencies of its tokens alone would cost: the model does not know this text. Its token ids may "
          "be those of another tokenizer, or the weights may be damaged or untrained";
 }
 
-void read_evaluations(const Recipe& recipe, EvaluationSource& source, RunData& data) {
+void read_evaluations(const Recipe& recipe, runtime::EvaluationSource& source, RunData& data) {
   for (const EvaluationRecipe& item : recipe.evaluate) data.evaluations.push_back(item.options->read(source));
 }
 
-std::vector<EvaluationExtent> evaluation_extents(const Recipe& recipe, const RunData& data) {
-  std::vector<EvaluationExtent> extents;
+std::vector<runtime::EvaluationExtent> evaluation_extents(const Recipe& recipe, const RunData& data) {
+  std::vector<runtime::EvaluationExtent> extents;
   for (const auto& evaluation : data.evaluations) extents.push_back(evaluation->extent());
-  if (recipe.budget) extents.push_back(perplexity_extent(data.survey.value(), {}, /*reference=*/true));
+  if (recipe.budget) extents.push_back(runtime::perplexity_extent(data.survey.value(), {}, /*reference=*/true));
   return extents;
 }
 
-RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& checkpoint) {
+RunData read_data(const Recipe& recipe, const RunPlan& plan, const runtime::Checkpoint& checkpoint) {
   const bool needs_windows = plan.needs_calibration && recipe.calibration->statistics.empty();
   const bool surveys = recipe.sensitivity || recipe.budget;
   const bool has_survey_text = recipe.sensitivity && !recipe.sensitivity->text.empty();
   const bool reads_windows = needs_windows || (surveys && !has_survey_text);
   RunData data;
-  EvaluationSource source(checkpoint, nullptr, data.events);  // results are compared with a model of the same tokenizer
+  runtime::EvaluationSource source(checkpoint, nullptr,
+                                   data.events);  // results are compared with a model of the same tokenizer
   std::vector<fs::path> texts;
   if (reads_windows) texts.push_back(recipe.calibration->text);
   if (has_survey_text) texts.push_back(recipe.sensitivity->text);
-  check_windows_tokenizers(texts, checkpoint.directory(), data.events);
+  runtime::check_windows_tokenizers(texts, checkpoint.directory(), data.events);
   read_evaluations(recipe, source, data);
   if (plan.needs_calibration && !needs_windows) {
     data.statistics = read_statistics(recipe.calibration->statistics, checkpoint);
@@ -139,9 +142,9 @@ RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& c
   if (data.calibration) note_other_windows(*recipe.calibration, *data.calibration, data.events);
   if (has_survey_text) {
     const SensitivityRecipe& item = *recipe.sensitivity;
-    const int64_t context = item.context.value_or(holds_token_windows(item.text) ? 0 : kSurveyContext);
-    data.survey = make_scored_windows(item.text, source.tokenizer_for(item.text), checkpoint.description(),
-                                      {Protocol::gptq, context, item.num_windows});
+    const int64_t context = item.context.value_or(runtime::holds_token_windows(item.text) ? 0 : kSurveyContext);
+    data.survey = runtime::make_scored_windows(item.text, source.tokenizer_for(item.text), checkpoint.description(),
+                                               {runtime::Protocol::gptq, context, item.num_windows});
   } else if (surveys) {
     data.survey = first_windows(*data.calibration, recipe.sensitivity.value_or(SensitivityRecipe{}),
                                 recipe.calibration->text.filename().string());
@@ -150,12 +153,12 @@ RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& c
   return data;
 }
 
-void check_weights(const Checkpoint& checkpoint) {
+void check_weights(const runtime::Checkpoint& checkpoint) {
   checkpoint.check_values();
 }
 
-std::string windows_hash(const TokenWindows& windows) {
-  Sha256 hash;
+std::string windows_hash(const runtime::TokenWindows& windows) {
+  runtime::Sha256 hash;
   const std::string shape = std::to_string(windows.num_windows) + "x" + std::to_string(windows.num_tokens) + " ";
   hash.update(std::as_bytes(std::span(shape)));
   hash.update(std::as_bytes(std::span(windows.ids_NT)));
@@ -163,7 +166,7 @@ std::string windows_hash(const TokenWindows& windows) {
 }
 
 std::string texts_hash(const CalibrationTexts& texts) {
-  Sha256 hash;
+  runtime::Sha256 hash;
   for (const std::vector<int32_t>& ids : texts) {
     const std::string size = std::to_string(ids.size()) + " ";
     hash.update(std::as_bytes(std::span(size)));
@@ -178,4 +181,4 @@ int64_t count_tokens(const CalibrationTexts& texts) {
   return num_tokens;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <optional>
 
-namespace pare {
+namespace pare::compress {
 
 // What the command line may say beside the recipe. But for threads and device, whose arithmetic a training has, none of
 // it changes a byte of the output.
@@ -20,4 +20,4 @@ struct RunOptions {
   bool fresh = false;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

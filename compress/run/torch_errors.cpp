@@ -5,7 +5,7 @@
 #include <new>
 #include <stdexcept>
 
-namespace pare {
+namespace pare::compress {
 
 std::string with_own_errors(const std::function<std::string()>& work) {
   try {
@@ -18,4 +18,4 @@ std::string with_own_errors(const std::function<std::string()>& work) {
   }
 }
 
-}  // namespace pare
+}  // namespace pare::compress

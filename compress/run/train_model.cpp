@@ -30,7 +30,7 @@
 #include "runtime/system/large_pieces_stay.h"
 #include "runtime/tokenizer/tokenizer_hash.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
@@ -43,10 +43,10 @@ struct TrainingInputs {
 };
 
 // Tokens that both models know: a table's rows behind the tokenizer's tokens fill it up to a round number.
-int64_t count_shared_ids(const Checkpoint& student, const Checkpoint& teacher) {
+int64_t count_shared_ids(const runtime::Checkpoint& student, const runtime::Checkpoint& teacher) {
   const int64_t num_rows = std::min(student.description().vocabulary_size, teacher.description().vocabulary_size);
-  if (!is_there(student.directory() / "tokenizer.json")) return num_rows;
-  return std::min(num_rows, Tokenizer::open(student.directory()).vocabulary_size());
+  if (!runtime::is_there(student.directory() / "tokenizer.json")) return num_rows;
+  return std::min(num_rows, runtime::Tokenizer::open(student.directory()).vocabulary_size());
 }
 
 // Notes where the texts have not what the recipe asks for. A text is cut as asked; only a .npy has other windows.
@@ -74,14 +74,15 @@ void note_other_windows(const DistillOptions& options, const TrainingWindows& fo
 }
 
 // Notes what the recipe gives and nothing reads: a teacher of labels alone, rates for what the student has not.
-void note_idle_options(const DistillOptions& options, const Checkpoint& student, std::vector<std::string>& events) {
+void note_idle_options(const DistillOptions& options, const runtime::Checkpoint& student,
+                       std::vector<std::string>& events) {
   if (!options.teacher.empty() && !reads_teacher(options)) {
-    events.push_back("distill: 'loss: " + std::string(name_of(options.loss.loss)) + "' has no teacher: '" +
+    events.push_back("distill: 'loss: " + std::string(runtime::name_of(options.loss.loss)) + "' has no teacher: '" +
                      options.teacher + "' is not read");
   }
-  const std::vector<LinearDescription> linears = block_linears(student.description());
-  const bool has_codes = std::any_of(linears.begin(), linears.end(), [&](const LinearDescription& linear) {
-    const std::optional<PackScheme> scheme = student.stored_scheme(linear);
+  const std::vector<runtime::LinearDescription> linears = runtime::block_linears(student.description());
+  const bool has_codes = std::any_of(linears.begin(), linears.end(), [&](const runtime::LinearDescription& linear) {
+    const std::optional<runtime::PackScheme> scheme = student.stored_scheme(linear);
     return scheme && !scheme->is_dense();
   });
   if (has_codes) return;
@@ -92,15 +93,15 @@ void note_idle_options(const DistillOptions& options, const Checkpoint& student,
 }
 
 // What a store must be for this student and loss.
-void check_store(const LogitStore& store, const DistillOptions& options, const Checkpoint& student) {
+void check_store(const LogitStore& store, const DistillOptions& options, const runtime::Checkpoint& student) {
   const LogitOrigin& origin = store.origin();
   const std::string where = "distill: '" + options.logits + "' ";
-  if (const std::string own = tokenizer_hash(student.directory()); own != origin.tokenizer) {
+  if (const std::string own = runtime::tokenizer_hash(student.directory()); own != origin.tokenizer) {
     throw std::invalid_argument(where + "was recorded with another tokenizer (vocabulary and merges have hash " +
                                 origin.tokenizer + "; those of '" + student.directory().string() + "' have " + own +
                                 "): its logits belong to other tokens");
   }
-  const ModelDescription& model = student.description();
+  const runtime::ModelDescription& model = student.description();
   if (std::abs(origin.num_vocabulary - model.vocabulary_size) > kMaxPadding) {
     throw std::invalid_argument(where + "holds logits of a vocabulary of " + std::to_string(origin.num_vocabulary) +
                                 " entries, the student's has " + std::to_string(model.vocabulary_size) +
@@ -120,9 +121,9 @@ void check_store(const LogitStore& store, const DistillOptions& options, const C
   const auto check_temperature = [&](double temperature, const std::string& reader) {
     if (std::find(temperatures.begin(), temperatures.end(), temperature) != temperatures.end()) return;
     std::string known;
-    for (const double one : temperatures) known += " " + format_number(one, 3);
+    for (const double one : temperatures) known += " " + runtime::format_number(one, 3);
     throw std::invalid_argument(where + "knows the mass of the tokens that it leaves out at the temperatures" + known +
-                                ", not at " + format_number(temperature, 3) + reader +
+                                ", not at " + runtime::format_number(temperature, 3) + reader +
                                 ": record that temperature as well");
   };
   // A student's table may have more rows than the tokenizer has tokens: these are left out of a record of all tokens.
@@ -130,8 +131,8 @@ void check_store(const LogitStore& store, const DistillOptions& options, const C
     check_temperature(options.loss.temperature, "");
     if (options.select == SelectBy::kl) check_temperature(held_out_loss(options)->temperature, " ('select: kl')");
   }
-  if (options.loss.loss == DistillLoss::slim) {
-    const int64_t num_read = num_slim_logits(model.vocabulary_size, options.loss.slim_share);
+  if (options.loss.loss == distill::DistillLoss::slim) {
+    const int64_t num_read = distill::num_slim_logits(model.vocabulary_size, options.loss.slim_share);
     if (num_read > origin.num_kept) {
       throw std::invalid_argument(where + "holds " + std::to_string(origin.num_kept) +
                                   " logits of a token; slim reads " + std::to_string(num_read) +
@@ -146,14 +147,17 @@ int64_t longest(const TrainingWindows& windows) {
 
 // Of what minillm makes of a window; 0 for other losses.
 int64_t sample_length(const DistillOptions& options) {
-  return options.loss.loss == DistillLoss::minillm ? options.prompt_tokens + options.sampled_tokens : 0;
+  return options.loss.loss == distill::DistillLoss::minillm ? options.prompt_tokens + options.sampled_tokens : 0;
 }
 
 // An id must stand for the same token in both; their tables may differ in padding, which no tokenizer knows of.
-void check_tokenizers(const Checkpoint& student, const Checkpoint& teacher) {
-  const auto has_tokenizer = [](const Checkpoint& model) { return is_there(model.directory() / "tokenizer.json"); };
+void check_tokenizers(const runtime::Checkpoint& student, const runtime::Checkpoint& teacher) {
+  const auto has_tokenizer = [](const runtime::Checkpoint& model) {
+    return runtime::is_there(model.directory() / "tokenizer.json");
+  };
   if (student.directory() == teacher.directory() || !has_tokenizer(student) || !has_tokenizer(teacher)) return;
-  const std::string students = tokenizer_hash(student.directory()), teachers = tokenizer_hash(teacher.directory());
+  const std::string students = runtime::tokenizer_hash(student.directory()),
+                    teachers = runtime::tokenizer_hash(teacher.directory());
   if (students == teachers) return;
   throw std::invalid_argument(
       "distill: student '" + student.directory().string() + "' and teacher '" + teacher.directory().string() +
@@ -162,7 +166,8 @@ void check_tokenizers(const Checkpoint& student, const Checkpoint& teacher) {
 }
 
 // Everything that keeps a checkpoint from being the student's teacher on windows of that many tokens.
-void check_teacher(const Checkpoint& student, const Checkpoint& teacher, int64_t num_tokens, double hidden_weight) {
+void check_teacher(const runtime::Checkpoint& student, const runtime::Checkpoint& teacher, int64_t num_tokens,
+                   double hidden_weight) {
   if (teacher.is_encoder()) {
     throw std::invalid_argument("distill: the teacher '" + teacher.directory().string() +
                                 "' is an encoder; expected a decoder");
@@ -185,7 +190,7 @@ void check_teacher(const Checkpoint& student, const Checkpoint& teacher, int64_t
 
 // A range that is a whole sequence's is one sequence's in the runtime. In a batch of several, the rows of one expert
 // are of all of them, and those behind the end of a shorter one are of none; in a window of several documents likewise.
-void check_ranges(const DistillOptions& options, const Checkpoint& student, const LabelledWindows& training) {
+void check_ranges(const DistillOptions& options, const runtime::Checkpoint& student, const LabelledWindows& training) {
   if (options.micro_batch == 1 && training.starts_N.empty()) return;
   const bool has_mixture = student.description().has_mixture();
   if (!has_mixture && training.first_N.empty()) return;
@@ -203,8 +208,8 @@ void check_ranges(const DistillOptions& options, const Checkpoint& student, cons
 }
 
 // Prompts are the beginnings of windows, and what is sampled behind them must fit the context.
-void check_samples(const DistillOptions& options, const Checkpoint& student, int64_t num_tokens) {
-  if (options.loss.loss != DistillLoss::minillm) return;
+void check_samples(const DistillOptions& options, const runtime::Checkpoint& student, int64_t num_tokens) {
+  if (options.loss.loss != distill::DistillLoss::minillm) return;
   if (options.prompt_tokens > num_tokens) {
     throw std::invalid_argument("distill: 'prompt_tokens' is " + std::to_string(options.prompt_tokens) +
                                 ", and windows have " + std::to_string(num_tokens) + " tokens: expected at most that");
@@ -218,13 +223,13 @@ void check_samples(const DistillOptions& options, const Checkpoint& student, int
 }
 
 // Without any parameter all steps would be for nothing. A stand-in has other formats than what will be there.
-void check_something_is_trained(const Checkpoint& student, const TrainedParts& parts,
+void check_something_is_trained(const runtime::Checkpoint& student, const TrainedParts& parts,
                                 const std::vector<std::string>& exclude) {
   if (parts.vectors || parts.embedding) return;
-  for (const LinearDescription& linear : block_linears(student.description())) {
+  for (const runtime::LinearDescription& linear : runtime::block_linears(student.description())) {
     const bool is_excluded = std::any_of(exclude.begin(), exclude.end(),
                                          [&](const auto& pattern) { return matches_glob(pattern, linear.name); });
-    const std::optional<PackScheme> scheme = student.stored_scheme(linear);
+    const std::optional<runtime::PackScheme> scheme = student.stored_scheme(linear);
     if (!is_excluded && (parts.weights || (scheme && !scheme->is_dense() && parts.scales))) return;
   }
   throw std::invalid_argument(
@@ -234,26 +239,26 @@ void check_something_is_trained(const Checkpoint& student, const TrainedParts& p
 }
 
 // The student's layers, each with the training as its only step and stored as it is.
-RunPlan plan_training(const Recipe& recipe, const Checkpoint& student) {
+RunPlan plan_training(const Recipe& recipe, const runtime::Checkpoint& student) {
   if (student.is_encoder()) {
     throw std::invalid_argument("distill: '" + student.directory().string() +
                                 "' is an encoder; only decoders are trained");
   }
-  const ModelDescription& model = student.description();
+  const runtime::ModelDescription& model = student.description();
   const PassRecipe& pass = recipe.passes.front();
   check_trainable(student, training_of(recipe)->train);
   RunPlan plan;
-  const auto note_unquantized = [&](const LinearDescription& linear) {
+  const auto note_unquantized = [&](const runtime::LinearDescription& linear) {
     if (!student.stored_scheme(linear)) plan.unquantized.push_back(linear.name);
   };
   std::vector<std::string> names;
-  for (const BlockDescription& block : model.blocks) {
-    std::vector<LayerPlan>& layers = plan.blocks.emplace_back(block_layers(block, block_stages(block)));
+  for (const runtime::BlockDescription& block : model.blocks) {
+    std::vector<LayerPlan>& layers = plan.blocks.emplace_back(block_layers(block, runtime::block_stages(block)));
     if (block.router) note_unquantized(*block.router);
     for (LayerPlan& layer : layers) {
       names.push_back(layer.linear.name);
       layer.steps.push_back({0, pass.row, pass.options});
-      layer.scheme = student.stored_scheme(layer.linear).value_or(dense_scheme());
+      layer.scheme = student.stored_scheme(layer.linear).value_or(runtime::dense_scheme());
       note_unquantized(layer.linear);
     }
   }
@@ -268,7 +273,7 @@ RunPlan plan_training(const Recipe& recipe, const Checkpoint& student) {
   return plan;
 }
 
-at::ScalarType compute_type(TrainingPrecision precision, bool on_gpu, const Checkpoint& student) {
+at::ScalarType compute_type(TrainingPrecision precision, bool on_gpu, const runtime::Checkpoint& student) {
   const bool rounds_inputs = !read_input_formats(student).empty();
   if (on_gpu && precision == TrainingPrecision::automatic) return rounds_inputs ? at::kFloat : at::kBFloat16;
   return trains_in_bfloat16(precision, rounds_inputs, "distill") ? at::kBFloat16 : at::kFloat;
@@ -276,13 +281,13 @@ at::ScalarType compute_type(TrainingPrecision precision, bool on_gpu, const Chec
 
 // A text that is seen again and again is learned by heart: what more text would change is worth knowing beforehand.
 std::string how_often_seen(const TrainingInputs& inputs) {
-  const TokenWindows& windows = inputs.windows.training.windows;
+  const runtime::TokenWindows& windows = inputs.windows.training.windows;
   const double of_window = tokens_of_window(inputs.options, mean_length(inputs.windows.training));
   const double num_seen = static_cast<double>(num_training_steps(inputs.options, of_window) * inputs.options.batch);
   const double times = num_seen / static_cast<double>(windows.num_windows);
   std::string line = "plan: " + std::to_string(windows.num_windows) + " windows of " +
-                     std::to_string(windows.num_tokens) + " tokens to train on, each seen " + format_number(times, 2) +
-                     " times";
+                     std::to_string(windows.num_tokens) + " tokens to train on, each seen " +
+                     runtime::format_number(times, 2) + " times";
   const bool is_all_there_is = inputs.options.logits.empty() && inputs.options.windows == 0;
   if (times > 1.0 && is_all_there_is) line += "; with more text ('text: [ONE, ANOTHER]') none would be seen twice";
   return line;
@@ -302,26 +307,26 @@ void naming_memory(const std::function<void()>& work) {
 
 }  // namespace
 
-std::string train_model(const PhaseInput& input, const RunOptions& options, Progress& progress) {
-  MemorySampler memory;
+std::string train_model(const PhaseInput& input, const RunOptions& options, runtime::Progress& progress) {
+  runtime::MemorySampler memory;
   const at::NoGradGuard no_grad;
   const DistillOptions& distill = *training_of(input.recipe);
   const at::Device device = training_device(options.on_gpu);
   // A student of its own takes the place of what earlier phases give.
-  std::optional<ModelDirectory> student_directory, teacher_directory;
-  std::optional<Checkpoint> own_student, own_teacher;
+  std::optional<runtime::ModelDirectory> student_directory, teacher_directory;
+  std::optional<runtime::Checkpoint> own_student, own_teacher;
   if (!distill.student.empty()) {
     student_directory.emplace(distill.student);
-    own_student = Checkpoint::open(student_directory->path());
-    require_listed_files(student_directory->path());
+    own_student = runtime::Checkpoint::open(student_directory->path());
+    runtime::require_listed_files(student_directory->path());
   }
   if (!distill.teacher.empty() && reads_teacher(distill)) {
     teacher_directory.emplace(distill.teacher);
-    own_teacher = Checkpoint::open(teacher_directory->path());
-    require_listed_files(teacher_directory->path());
+    own_teacher = runtime::Checkpoint::open(teacher_directory->path());
+    runtime::require_listed_files(teacher_directory->path());
   }
-  const Checkpoint& student = own_student ? *own_student : input.checkpoint;
-  const Checkpoint& teacher = own_teacher ? *own_teacher : input.original;
+  const runtime::Checkpoint& student = own_student ? *own_student : input.checkpoint;
+  const runtime::Checkpoint& teacher = own_teacher ? *own_teacher : input.original;
 
   Phase phase{.recipe = input.recipe,
               .output = input.output,
@@ -335,7 +340,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   phase.files = watch_files(input.recipe, student);
   std::vector<fs::path> texts(distill.text.begin(), distill.text.end());
   texts.emplace_back(distill.validation_text);
-  for (const fs::path& text : texts) add_text(text, phase.files);
+  for (const fs::path& text : texts) runtime::add_text(text, phase.files);
   phase.plan = plan_training(input.recipe, student);
   phase.verdicts = phase.kind->judge(phase.plan);
   if (!input.is_stand_in) {
@@ -344,7 +349,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   print_verdicts(phase, input.is_stand_in);
   phase.data = phase.kind->read_data(input.recipe, phase.plan);
   phase.data.earlier = input.earlier;
-  check_windows_tokenizers(texts, student.directory(), phase.data.events);
+  runtime::check_windows_tokenizers(texts, student.directory(), phase.data.events);
   std::optional<LogitStore> store;
   if (!distill.logits.empty()) {
     store = LogitStore::open(distill.logits);
@@ -403,7 +408,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
     TrainingState state;
     TrainingSpeed speed;
     naming_memory([&] {
-      const LargePiecesStay stay;
+      const runtime::LargePiecesStay stay;
       StudentModel model(student, distill.train, is_trained, num_tokens, inputs.compute, device,
                          input.recipe.kept_zeros);
       if (!input.recipe.asks_for_zeros && note_guessed_zeros(model, phase.data.events)) {
@@ -450,4 +455,4 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   });
 }
 
-}  // namespace pare
+}  // namespace pare::compress

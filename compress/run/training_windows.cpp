@@ -14,7 +14,7 @@
 #include "runtime/system/progress.h"
 #include "runtime/system/sha256.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
@@ -75,7 +75,7 @@ LabelledWindows read_store(const LogitStore& store, int64_t max_bytes) {
     throw std::invalid_argument("distill: '" + store.path().string() + "' holds " +
                                 std::to_string(store.num_sequences()) + " sequences of " +
                                 std::to_string(store.num_tokens()) + " tokens in all, which do not fit into " +
-                                format_bytes(max_bytes) + ": raise --max-memory, or record fewer");
+                                runtime::format_bytes(max_bytes) + ": raise --max-memory, or record fewer");
   }
   LabelledWindows data;
   data.windows.num_windows = store.num_sequences();
@@ -87,7 +87,8 @@ LabelledWindows read_store(const LogitStore& store, int64_t max_bytes) {
     const RecordedSequence sequence = store.sequence(n);
     for (size_t t = 0; t < sequence.ids.size(); ++t) {
       data.windows.ids_NT.push_back(sequence.ids[t]);
-      data.labels_NT.push_back(sequence.label_mask[t] != 0 ? sequence.ids[t + 1] : static_cast<int32_t>(kIgnoredLabel));
+      data.labels_NT.push_back(sequence.label_mask[t] != 0 ? sequence.ids[t + 1]
+                                                           : static_cast<int32_t>(distill::kIgnoredLabel));
     }
     data.first_N.push_back(static_cast<int64_t>(data.windows.ids_NT.size()));
     data.windows.num_tokens = std::max(data.windows.num_tokens, store.length(n));
@@ -99,7 +100,7 @@ LabelledWindows read_store(const LogitStore& store, int64_t max_bytes) {
 }
 
 // Whether all inputs of linears are rounded row by row, so that a document's are the same whatever shares its window.
-bool rounds_by_row(const Checkpoint& model) {
+bool rounds_by_row(const runtime::Checkpoint& model) {
   const InputFormats formats = read_input_formats(model);
   return std::all_of(formats.begin(), formats.end(), [](const auto& item) { return item.second.is_rowwise(); });
 }
@@ -107,17 +108,18 @@ bool rounds_by_row(const Checkpoint& model) {
 // How texts are read for training.
 struct TextReader {
   const DistillOptions& options;
-  const ModelDescription& model;  // of the student
-  std::optional<Tokenizer> tokenizer = {};
+  const runtime::ModelDescription& model;  // of the student
+  std::optional<runtime::Tokenizer> tokenizer = {};
   int32_t end_token = 0;
   // Otherwise each window is a piece of one document, as long as that is.
   bool shares_windows = true;
 
-  DocumentCut cut() const { return {*tokenizer, end_token, options.tokens, model.vocabulary_size}; }
+  runtime::DocumentCut cut() const { return {*tokenizer, end_token, options.tokens, model.vocabulary_size}; }
 
   LabelledWindows read_pieces(const fs::path& text, int64_t num_windows) const {
-    const int64_t least = options.loss.loss == DistillLoss::minillm ? options.prompt_tokens : 2;
-    const std::vector<std::vector<int32_t>> pieces = read_document_pieces(text, cut(), std::max<int64_t>(least, 2));
+    const int64_t least = options.loss.loss == distill::DistillLoss::minillm ? options.prompt_tokens : 2;
+    const std::vector<std::vector<int32_t>> pieces =
+        runtime::read_document_pieces(text, cut(), std::max<int64_t>(least, 2));
     const auto num_pieces = static_cast<int64_t>(pieces.size());
     LabelledWindows data;
     data.windows.num_windows = num_windows > 0 ? std::min(num_windows, num_pieces) : num_pieces;
@@ -133,11 +135,11 @@ struct TextReader {
   // num_windows: the first so many; 0: all.
   LabelledWindows read(const fs::path& text, int64_t num_windows) const {
     LabelledWindows data;
-    if (holds_token_windows(text)) {
-      data.windows = read_token_windows(text, nullptr, options.tokens, num_windows, /*add_special_tokens=*/true,
-                                        model.vocabulary_size);
+    if (runtime::holds_token_windows(text)) {
+      data.windows = runtime::read_token_windows(text, nullptr, options.tokens, num_windows,
+                                                 /*add_special_tokens=*/true, model.vocabulary_size);
     } else if (shares_windows) {
-      DocumentWindows documents = read_document_windows(text, cut(), num_windows);
+      runtime::DocumentWindows documents = runtime::read_document_windows(text, cut(), num_windows);
       data = {std::move(documents.windows), {}, std::move(documents.starts_N)};
     } else {
       data = read_pieces(text, num_windows);
@@ -184,18 +186,18 @@ std::string names_of(const DistillOptions& options) {
   return names;
 }
 
-TrainingWindows read_training_windows(const DistillOptions& options, const Checkpoint& student,
-                                      const Checkpoint* teacher, const LogitStore* store, int64_t max_bytes,
+TrainingWindows read_training_windows(const DistillOptions& options, const runtime::Checkpoint& student,
+                                      const runtime::Checkpoint* teacher, const LogitStore* store, int64_t max_bytes,
                                       ChosenWindows& chosen) {
   TextReader reader{options, student.description()};
-  const auto is_text = [](const std::string& file) { return !file.empty() && !holds_token_windows(file); };
+  const auto is_text = [](const std::string& file) { return !file.empty() && !runtime::holds_token_windows(file); };
   const bool reads_text = store == nullptr && std::any_of(options.text.begin(), options.text.end(), is_text);
   if (reads_text || is_text(options.validation_text)) {
-    reader.tokenizer = Tokenizer::open(student.directory());
-    reader.end_token =
-        end_of_document(options.end_of_document, *reader.tokenizer, student.directory(), student.description());
+    reader.tokenizer = runtime::Tokenizer::open(student.directory());
+    reader.end_token = runtime::end_of_document(options.end_of_document, *reader.tokenizer, student.directory(),
+                                                student.description());
     // A prompt is the beginning of one document, and so is what a range of a whole sequence is taken of.
-    reader.shares_windows = options.loss.loss != DistillLoss::minillm && rounds_by_row(student) &&
+    reader.shares_windows = options.loss.loss != distill::DistillLoss::minillm && rounds_by_row(student) &&
                             (teacher == nullptr || rounds_by_row(*teacher));
   }
   const auto read_all = [&](const std::vector<std::string>& texts) {
@@ -223,7 +225,7 @@ TrainingWindows read_training_windows(const DistillOptions& options, const Check
 std::string data_identity(const LabelledWindows& data) {
   std::string identity = windows_hash(data.windows);
   if (data.first_N.empty() && data.starts_N.empty()) return identity;
-  Sha256 hash;
+  runtime::Sha256 hash;
   hash.update(std::as_bytes(std::span(data.labels_NT)));
   hash.update(std::as_bytes(std::span(data.first_N)));
   for (const std::vector<int32_t>& starts : data.starts_N) {
@@ -234,4 +236,4 @@ std::string data_identity(const LabelledWindows& data) {
   return identity + " documents " + hash.hex();
 }
 
-}  // namespace pare
+}  // namespace pare::compress

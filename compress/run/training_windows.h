@@ -10,7 +10,7 @@
 #include "compress/train/trainer.h"
 #include "runtime/model/checkpoint.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Which of the texts' windows, or of a record's sequences, are the i-th that is trained on and the i-th held out.
 struct ChosenWindows {
@@ -23,11 +23,11 @@ std::string names_of(const DistillOptions& options);
 // teacher: that is there; null for none. store: what is read in place of texts; null: texts are. Throws
 // std::invalid_argument for files that hold too little, or other windows than asked for, and for a record of more than
 // max_bytes.
-TrainingWindows read_training_windows(const DistillOptions& options, const Checkpoint& student,
-                                      const Checkpoint* teacher, const LogitStore* store, int64_t max_bytes,
+TrainingWindows read_training_windows(const DistillOptions& options, const runtime::Checkpoint& student,
+                                      const runtime::Checkpoint* teacher, const LogitStore* store, int64_t max_bytes,
                                       ChosenWindows& chosen);
 
 // What the fingerprint holds of windows beside what a record says itself.
 std::string data_identity(const LabelledWindows& data);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -11,7 +11,7 @@
 #include "quant/row_chunks.h"
 #include "runtime/system/interrupt.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 // Sums over one window's tokens.
@@ -20,7 +20,7 @@ struct NormSums {
   double merged = 0.0;
   double num_tokens = 0.0;  // tokens that are not all zeros
 
-  void add(const float* x_TD, int64_t num_tokens_in, int64_t width, const ChannelGroups& merged_groups) {
+  void add(const float* x_TD, int64_t num_tokens_in, int64_t width, const distill::ChannelGroups& merged_groups) {
     share_D.assign(static_cast<size_t>(width), 0.0);
     for (int64_t t = 0; t < num_tokens_in; ++t) {
       const float* x = x_TD + t * width;
@@ -108,12 +108,12 @@ std::vector<double> mean_of(const std::vector<WindowSums>& windows, std::vector<
 }
 
 // Passes one window through one block.
-WindowSums pass_block(const DecoderBlock& block, const ChannelGroups& merged, at::Tensor& hidden_TD) {
+WindowSums pass_block(const DecoderBlock& block, const distill::ChannelGroups& merged, at::Tensor& hidden_TD) {
   WindowSums sums;
   const int64_t num_tokens = hidden_TD.size(0), width = hidden_TD.size(1);
   const at::Tensor before_TD = hidden_TD.clone();
   const BlockFunctions functions = block.functions();
-  const BlockDescription& description = block.description();
+  const runtime::BlockDescription& description = block.description();
   if (description.is_mixture()) {
     block.forward(hidden_TD);
     sums.cosine = sum_of_cosines(before_TD, hidden_TD);
@@ -122,25 +122,25 @@ WindowSums pass_block(const DecoderBlock& block, const ChannelGroups& merged, at
   const auto add = [&](NormSums& norm, const at::Tensor& x_TD) {
     norm.add(x_TD.const_data_ptr<float>(), num_tokens, width, merged);
   };
-  const auto pass_output = [&](Stage stage, const at::Tensor& x_TI, bool has_norm, NormSums& norm) {
+  const auto pass_output = [&](runtime::Stage stage, const at::Tensor& x_TI, bool has_norm, NormSums& norm) {
     const at::Tensor output_TD = functions.output(stage, StageInput::plain(x_TI));
     if (has_norm) add(norm, output_TD);
     block.add_output(stage, output_TD, hidden_TD);
     return column_sums_of_squares(x_TI);
   };
   add(sums.attention, hidden_TD);
-  sums.attention_energy_C = pass_output(Stage::attention_output, functions.attention(hidden_TD),
+  sums.attention_energy_C = pass_output(runtime::Stage::attention_output, functions.attention(hidden_TD),
                                         description.post_attention_norm.has_value(), sums.post_attention);
   add(sums.feed_forward, hidden_TD);
-  const StageInput x_TD = functions.normalized(Stage::feed_forward_input, hidden_TD);
+  const StageInput x_TD = functions.normalized(runtime::Stage::feed_forward_input, hidden_TD);
   sums.feed_forward_energy_F =
-      pass_output(Stage::feed_forward_output, functions.activation(Stage::kNoExpert, x_TD).value(),
+      pass_output(runtime::Stage::feed_forward_output, functions.activation(runtime::Stage::kNoExpert, x_TD).value(),
                   description.post_feed_forward_norm.has_value(), sums.post_feed_forward);
   sums.cosine = sum_of_cosines(before_TD, hidden_TD);
   return sums;
 }
 
-void check_windows(const TokenWindows& windows, const ModelDescription& model) {
+void check_windows(const runtime::TokenWindows& windows, const runtime::ModelDescription& model) {
   if (windows.num_windows < 1 || windows.num_tokens < 1) {
     throw std::invalid_argument("calibration: expected at least one window of text, found none");
   }
@@ -153,19 +153,20 @@ void check_windows(const TokenWindows& windows, const ModelDescription& model) {
 
 }  // namespace
 
-TeacherMeasure measure_teacher(const Checkpoint& teacher, const TokenWindows& windows,
-                               std::optional<int64_t> num_merged, Progress& progress) {
-  const ModelDescription& model = teacher.description();
+TeacherMeasure measure_teacher(const runtime::Checkpoint& teacher, const runtime::TokenWindows& windows,
+                               std::optional<int64_t> num_merged, runtime::Progress& progress) {
+  const runtime::ModelDescription& model = teacher.description();
   check_windows(windows, model);
   const int64_t num_windows = std::min(kStudentWindows, windows.num_windows);
   const int64_t num_tokens = windows.num_tokens, width = model.hidden_size;
-  const ChannelGroups merged = num_merged ? contiguous_groups(width, *num_merged) : ChannelGroups{};
+  const distill::ChannelGroups merged =
+      num_merged ? distill::contiguous_groups(width, *num_merged) : distill::ChannelGroups{};
   const bool merges = num_merged.has_value();
 
   const HiddenStore hidden({num_windows, num_tokens, width});
   {
-    const LinearWeights embedding = teacher.linear(teacher.embedding());
-    for_row_chunks(num_windows, 1, [&](int64_t n, int64_t) {
+    const runtime::LinearWeights embedding = teacher.linear(teacher.embedding());
+    quant::for_row_chunks(num_windows, 1, [&](int64_t n, int64_t) {
       embed(embedding, model.embedding_scale, windows.window(n), hidden.windows(n, 1, width).data_ptr<float>());
     });
   }
@@ -174,9 +175,9 @@ TeacherMeasure measure_teacher(const Checkpoint& teacher, const TokenWindows& wi
   const auto num_blocks = static_cast<int64_t>(model.blocks.size());
   progress.begin("measure", num_blocks, "blocks");
   for (int64_t b = 0; b < num_blocks; ++b) {
-    throw_if_interrupted();
+    runtime::throw_if_interrupted();
     const DecoderBlock block(teacher, b, num_tokens);
-    for_row_chunks(num_windows, 1, [&](int64_t n, int64_t) {
+    quant::for_row_chunks(num_windows, 1, [&](int64_t n, int64_t) {
       at::Tensor hidden_TD = hidden.windows(n, 1, width);
       sums[static_cast<size_t>(n)] = pass_block(block, merged, hidden_TD);
     });
@@ -201,4 +202,4 @@ TeacherMeasure measure_teacher(const Checkpoint& teacher, const TokenWindows& wi
   return measure;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -10,7 +10,7 @@
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::compress {
 
 // The most windows that are measured. They are the calibration's first ones.
 inline constexpr int64_t kStudentWindows = 16;
@@ -45,7 +45,7 @@ struct TeacherMeasure {
 // nullopt: none. Windows are independent of each other and summed in float64 in their order, so any number of threads
 // gives the same bits. Throws std::invalid_argument for no window and an id outside the vocabulary, and Interrupted
 // between blocks.
-TeacherMeasure measure_teacher(const Checkpoint& teacher, const TokenWindows& windows,
-                               std::optional<int64_t> num_merged, Progress& progress);
+TeacherMeasure measure_teacher(const runtime::Checkpoint& teacher, const runtime::TokenWindows& windows,
+                               std::optional<int64_t> num_merged, runtime::Progress& progress);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -18,7 +18,7 @@
 #include "runtime/system/interrupt.h"
 #include "runtime/system/mapped_file.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
@@ -32,9 +32,9 @@ struct StudentTensor {
 };
 using StudentTensors = std::map<std::string, StudentTensor>;  // keys are the teacher's names
 
-Change matrix_change(std::function<ChannelMap()> rows, std::function<ChannelMap()> columns) {
+Change matrix_change(std::function<distill::ChannelMap()> rows, std::function<distill::ChannelMap()> columns) {
   return [rows = std::move(rows), columns = std::move(columns)](const at::Tensor& weight_OI) {
-    return map_matrix(weight_OI, rows(), columns());
+    return distill::map_matrix(weight_OI, rows(), columns());
   };
 }
 
@@ -42,17 +42,18 @@ Change matrix_change(std::function<ChannelMap()> rows, std::function<ChannelMap(
 // `student` must outlive the result.
 class TensorTable {
  public:
-  TensorTable(const ModelDescription& teacher, const ModelDescription& student, const StudentChannels& channels)
+  TensorTable(const runtime::ModelDescription& teacher, const runtime::ModelDescription& student,
+              const StudentChannels& channels)
       : teacher_(teacher), student_(student), channels_(channels) {
     for (size_t b = 0; b < channels.blocks.size(); ++b) add_block(channels.blocks[b], student.blocks[b]);
     if (student.hidden_size == teacher.hidden_size) return;
-    const auto width = [&channels] { return mean_of_groups(channels.hidden); };
+    const auto width = [&channels] { return distill::mean_of_groups(channels.hidden); };
     add_matrix({teacher.embedding_name, teacher.vocabulary_size, teacher.hidden_size, false}, student.hidden_size,
                teacher.vocabulary_size, rows_as_they_are(teacher.vocabulary_size),
                [width, factor = channels.embedding_factor] {
-                 ChannelMap map = width();
+                 distill::ChannelMap map = width();
                  for (auto& terms : map.terms) {
-                   for (ChannelMap::Term& term : terms) term.factor *= factor;
+                   for (distill::ChannelMap::Term& term : terms) term.factor *= factor;
                  }
                  return map;
                });
@@ -65,27 +66,27 @@ class TensorTable {
   StudentTensors take() { return std::move(tensors_); }
 
  private:
-  using Map = std::function<ChannelMap()>;
+  using Map = std::function<distill::ChannelMap()>;
 
   static Map rows_as_they_are(int64_t num_rows) {
-    return [num_rows] { return sum_of_groups(all_channels(num_rows)); };
+    return [num_rows] { return distill::sum_of_groups(distill::all_channels(num_rows)); };
   }
   Map reader(const StudentNorm& norm) const {
     return [&hidden = channels_.hidden, &norm] {
       // Gains are read only where the width changes.
-      return norm.gain_D.empty() ? sum_of_groups(hidden) : sum_of_gained(hidden, norm.gain_D);
+      return norm.gain_D.empty() ? distill::sum_of_groups(hidden) : distill::sum_of_gained(hidden, norm.gain_D);
     };
   }
 
-  void add_matrix(const LinearDescription& linear, int64_t num_in, int64_t num_out, Map rows, Map columns) {
+  void add_matrix(const runtime::LinearDescription& linear, int64_t num_in, int64_t num_out, Map rows, Map columns) {
     if (linear.has_bias) {
-      tensors_[linear.name + ".bias"] = {{num_out},
-                                         [rows](const at::Tensor& bias_O) { return map_vector(bias_O, rows()); }};
+      tensors_[linear.name + ".bias"] = {
+          {num_out}, [rows](const at::Tensor& bias_O) { return distill::map_vector(bias_O, rows()); }};
     }
     tensors_[linear.name + ".weight"] = {{num_out, num_in}, matrix_change(std::move(rows), std::move(columns))};
   }
 
-  void add_norm(const NormDescription& norm, const StudentNorm& gains) {
+  void add_norm(const runtime::NormDescription& norm, const StudentNorm& gains) {
     if (gains.gain_D.empty()) return;
     tensors_[norm.name + ".weight"] = {
         {static_cast<int64_t>(gains.student_gain.size())}, [&gains, has_offset = norm.unit_offset](const at::Tensor&) {
@@ -96,33 +97,32 @@ class TensorTable {
         }};
   }
 
-  void add_block(const StudentBlock& block, const BlockDescription& student) {
-    const BlockDescription& teacher = teacher_.blocks[static_cast<size_t>(block.kept)];
+  void add_block(const StudentBlock& block, const runtime::BlockDescription& student) {
+    const runtime::BlockDescription& teacher = teacher_.blocks[static_cast<size_t>(block.kept)];
     const int64_t head_size = teacher_.head_size;  // also the student's
-    const auto heads = [&block, head_size] { return channels_of_heads(block.heads.heads, head_size); };
-    const auto kv_heads = [&block, head_size] { return channels_of_heads(block.heads.kv_heads, head_size); };
-    const Map written = [&hidden = channels_.hidden] { return mean_of_groups(hidden); };
+    const auto heads = [&block, head_size] { return distill::channels_of_heads(block.heads.heads, head_size); };
+    const auto kv_heads = [&block, head_size] { return distill::channels_of_heads(block.heads.kv_heads, head_size); };
+    const Map written = [&hidden = channels_.hidden] { return distill::mean_of_groups(hidden); };
     const Map attention_reader = reader(block.attention_norm), feed_forward_reader = reader(block.feed_forward_norm);
-    const auto add = [&](const LinearDescription& from, const LinearDescription& to, Map rows, Map columns) {
-      add_matrix(from, to.num_in, to.num_out, std::move(rows), std::move(columns));
-    };
+    const auto add = [&](const runtime::LinearDescription& from, const runtime::LinearDescription& to, Map rows,
+                         Map columns) { add_matrix(from, to.num_in, to.num_out, std::move(rows), std::move(columns)); };
     const bool has_width = student_.hidden_size != teacher_.hidden_size;
     if (has_width || student_.num_heads != teacher_.num_heads || student_.num_kv_heads != teacher_.num_kv_heads) {
       add(
-          teacher.q, student.q, [heads] { return mean_of_groups(heads()); }, attention_reader);
+          teacher.q, student.q, [heads] { return distill::mean_of_groups(heads()); }, attention_reader);
       add(
-          teacher.k, student.k, [kv_heads] { return mean_of_groups(kv_heads()); }, attention_reader);
+          teacher.k, student.k, [kv_heads] { return distill::mean_of_groups(kv_heads()); }, attention_reader);
       add(
-          teacher.v, student.v, [kv_heads] { return mean_of_groups(kv_heads()); }, attention_reader);
-      add(teacher.o, student.o, written, [heads] { return sum_of_groups(heads()); });
+          teacher.v, student.v, [kv_heads] { return distill::mean_of_groups(kv_heads()); }, attention_reader);
+      add(teacher.o, student.o, written, [heads] { return distill::sum_of_groups(heads()); });
     }
-    const FeedForwardDescription& from = teacher.experts.front();
-    const FeedForwardDescription& to = student.experts.front();
-    const Map made = [&block] { return mean_of_groups(block.feed_forward); };
+    const runtime::FeedForwardDescription& from = teacher.experts.front();
+    const runtime::FeedForwardDescription& to = student.experts.front();
+    const Map made = [&block] { return distill::mean_of_groups(block.feed_forward); };
     if (has_width || student_.feed_forward_size != teacher_.feed_forward_size) {
       add(from.gate, to.gate, made, feed_forward_reader);
       add(from.up, to.up, made, feed_forward_reader);
-      add(from.down, to.down, written, [&block] { return sum_of_groups(block.feed_forward); });
+      add(from.down, to.down, written, [&block] { return distill::sum_of_groups(block.feed_forward); });
     }
     add_norm(teacher.attention_norm, block.attention_norm);
     add_norm(teacher.feed_forward_norm, block.feed_forward_norm);
@@ -130,13 +130,13 @@ class TensorTable {
     if (teacher.post_feed_forward_norm) add_norm(*teacher.post_feed_forward_norm, block.post_feed_forward_norm);
   }
 
-  const ModelDescription &teacher_, &student_;
+  const runtime::ModelDescription &teacher_, &student_;
   const StudentChannels& channels_;
   StudentTensors tensors_;
 };
 
 // Returns the options without those that ask for the teacher's own sizes.
-StudentOptions without_unchanged(StudentOptions options, const ModelDescription& model) {
+StudentOptions without_unchanged(StudentOptions options, const runtime::ModelDescription& model) {
   const auto drop = [](int64_t& asked, int64_t of_teacher) {
     if (asked == of_teacher) asked = StudentOptions::kOfTeacher;
   };
@@ -157,16 +157,16 @@ void check_at_most(const std::string& key, int64_t given, int64_t of_teacher) {
   refuse(key + ": expected from 1 to the teacher's " + std::to_string(of_teacher) + ", found " + std::to_string(given));
 }
 
-void check_heads(const ModelDescription& model, const StudentOptions& options) {
-  const HeadCounts teacher{model.num_heads, model.num_kv_heads};
-  HeadCounts student = teacher;
+void check_heads(const runtime::ModelDescription& model, const StudentOptions& options) {
+  const distill::HeadCounts teacher{model.num_heads, model.num_kv_heads};
+  distill::HeadCounts student = teacher;
   if (options.heads != StudentOptions::kOfTeacher) student.heads = options.heads;
   if (options.kv_heads != StudentOptions::kOfTeacher) student.kv_heads = options.kv_heads;
   try {
     if (options.widths == WidthChoice::average) {
-      merge_heads(teacher, student);
+      distill::merge_heads(teacher, student);
     } else {
-      keep_heads(std::vector<double>(static_cast<size_t>(teacher.heads), 0.0), teacher, student);
+      distill::keep_heads(std::vector<double>(static_cast<size_t>(teacher.heads), 0.0), teacher, student);
     }
   } catch (const std::invalid_argument& error) {
     refuse(std::string(error.what()) + " (student's 'heads', 'kv_heads' and 'widths')");
@@ -194,10 +194,11 @@ void copy_small_files(const fs::path& source, const fs::path& directory) {
 
 // Returns the student's tensors in the order of the teacher's names. The arguments must live until the tensors are
 // written.
-std::vector<StreamedTensor> stream_tensors(const Checkpoint& teacher, const StudentChannels& channels,
-                                           const StudentTensors& changes, const std::function<void()>& written) {
-  const ModelDescription& model = teacher.description();
-  std::vector<StreamedTensor> tensors;
+std::vector<runtime::StreamedTensor> stream_tensors(const runtime::Checkpoint& teacher, const StudentChannels& channels,
+                                                    const StudentTensors& changes,
+                                                    const std::function<void()>& written) {
+  const runtime::ModelDescription& model = teacher.description();
+  std::vector<runtime::StreamedTensor> tensors;
   for (const std::string& name : teacher.tensor_names()) {
     if (is_second_copy(teacher, name)) continue;
     std::string student_name = name, below_block;
@@ -210,13 +211,13 @@ std::vector<StreamedTensor> stream_tensors(const Checkpoint& teacher, const Stud
       student_name = "model.layers." + std::to_string(block - channels.blocks.begin()) + "." + below_block;
       run = block->run;
     }
-    const TensorView& view = teacher.tensor(name);
+    const runtime::TensorView& view = teacher.tensor(name);
     const auto change = changes.find(name);
-    const bool is_averaged = run.size() > 1 && is_float_dtype(view.dtype);
+    const bool is_averaged = run.size() > 1 && runtime::is_float_dtype(view.dtype);
     if (change == changes.end() && !is_averaged) {
-      StreamedTensor tensor = view_tensor(student_name, view);
-      tensor.produce = [&written, produce = std::move(tensor.produce)](const ByteSink& sink) {
-        throw_if_interrupted();
+      runtime::StreamedTensor tensor = view_tensor(student_name, view);
+      tensor.produce = [&written, produce = std::move(tensor.produce)](const runtime::ByteSink& sink) {
+        runtime::throw_if_interrupted();
         produce(sink);
         written();
       };
@@ -226,14 +227,14 @@ std::vector<StreamedTensor> stream_tensors(const Checkpoint& teacher, const Stud
     const bool has_change = change != changes.end();
     tensors.push_back({student_name, view.dtype, has_change ? change->second.shape : view.shape,
                        [&teacher, &written, name, run, below_block, dtype = view.dtype,
-                        apply = has_change ? change->second.change : Change()](const ByteSink& sink) {
-                         throw_if_interrupted();
+                        apply = has_change ? change->second.change : Change()](const runtime::ByteSink& sink) {
+                         runtime::throw_if_interrupted();
                          const TeacherWeights weights(teacher);
                          at::Tensor values = run.empty() ? weights.read(name) : weights.mean(run, below_block);
                          if (apply) values = apply(values);
                          const auto size = static_cast<size_t>(values.numel());
-                         std::vector<std::byte> bytes(size * dtype_size_bytes(dtype));
-                         convert_from_float(dtype, {values.const_data_ptr<float>(), size}, bytes);
+                         std::vector<std::byte> bytes(size * runtime::dtype_size_bytes(dtype));
+                         runtime::convert_from_float(dtype, {values.const_data_ptr<float>(), size}, bytes);
                          sink(bytes);
                          written();
                        }});
@@ -243,14 +244,14 @@ std::vector<StreamedTensor> stream_tensors(const Checkpoint& teacher, const Stud
 
 }  // namespace
 
-void check_student(const Checkpoint& teacher, const StudentOptions& options) {
+void check_student(const runtime::Checkpoint& teacher, const StudentOptions& options) {
   const std::string where = "'" + teacher.directory().string() + "'";
   if (teacher.is_encoder()) refuse("expected a decoder, found the encoder " + where);
   if (teacher.is_quantized()) {
     refuse("expected a teacher with plain weights, found " + where + ", which is compressed (" +
            teacher.quantization_method() + "): give the model that it was made of");
   }
-  const ModelDescription& model = teacher.description();
+  const runtime::ModelDescription& model = teacher.description();
   if (model.has_mixture() && options.changes_widths()) {
     refuse("the teacher " + where +
            " is a mixture of experts, which can lose layers but no heads or channels: leave out 'heads', "
@@ -276,8 +277,8 @@ void check_student(const Checkpoint& teacher, const StudentOptions& options) {
   }
 }
 
-void make_student(const Checkpoint& teacher, const StudentOptions& asked, const TokenWindows* calibration,
-                  const fs::path& directory, Progress& progress) {
+void make_student(const runtime::Checkpoint& teacher, const StudentOptions& asked,
+                  const runtime::TokenWindows* calibration, const fs::path& directory, runtime::Progress& progress) {
   check_student(teacher, asked);
   const StudentOptions options = without_unchanged(asked, teacher.description());
   const bool measures = needs_measure(options, calibration != nullptr);
@@ -291,7 +292,7 @@ void make_student(const Checkpoint& teacher, const StudentOptions& asked, const 
   }
   teacher.check_values();
 
-  const ModelDescription& model = teacher.description();
+  const runtime::ModelDescription& model = teacher.description();
   std::optional<TeacherMeasure> measure;
   if (measures) {
     const bool merges = options.widths == WidthChoice::average && options.hidden_size != StudentOptions::kOfTeacher;
@@ -301,7 +302,7 @@ void make_student(const Checkpoint& teacher, const StudentOptions& asked, const 
   const TeacherMeasure* const measured = measure ? &*measure : nullptr;
   const std::vector<int64_t> kept = choose_layers(model, options, measured);
   const std::string config = student_config(teacher.config_json(), model, options, kept);
-  const ModelDescription student = describe_model(config, "the student's config.json", model.dtype);
+  const runtime::ModelDescription student = runtime::describe_model(config, "the student's config.json", model.dtype);
   const StudentChannels channels =
       choose_channels(teacher, options, measured,
                       static_cast<double>(model.embedding_scale) / static_cast<double>(student.embedding_scale));
@@ -310,15 +311,15 @@ void make_student(const Checkpoint& teacher, const StudentOptions& asked, const 
 
   int64_t num_written = 0;
   const std::function<void()> written = [&] { progress.update(++num_written); };
-  std::vector<StreamedTensor> tensors = stream_tensors(teacher, channels, changes, written);
+  std::vector<runtime::StreamedTensor> tensors = stream_tensors(teacher, channels, changes, written);
   progress.begin("student", static_cast<int64_t>(tensors.size()), "tensors");
   write_weight_files(std::move(tensors), directory);
   progress.finish();
   copy_small_files(teacher.directory(), directory);
-  write_file_atomically(directory / "config.json", config);
+  runtime::write_file_atomically(directory / "config.json", config);
   teacher.check_unchanged();
   // A sum may leave the range of a 16-bit type.
-  Checkpoint::open(directory).check_values();
+  runtime::Checkpoint::open(directory).check_values();
 }
 
-}  // namespace pare
+}  // namespace pare::compress

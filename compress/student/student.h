@@ -12,13 +12,13 @@
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Refuses before any work what make_student cannot do with the teacher and the options. Throws std::invalid_argument
 // for an encoder, a compressed teacher, and more of anything than the teacher has. It also does so for heads that do
 // not divide into kv heads, and for heads, widths or merged layers of a mixture of experts. Where channels are
 // averaged, it refuses a width that does not divide the teacher's.
-void check_student(const Checkpoint& teacher, const StudentOptions& options);
+void check_student(const runtime::Checkpoint& teacher, const StudentOptions& options);
 
 // Writes the student into `directory`, which is made where it does not exist and must be empty. It writes config.json,
 // safetensors in the teacher's types and the teacher's other small files. Tensors pass one at a time. The same teacher,
@@ -50,7 +50,8 @@ void check_student(const Checkpoint& teacher, const StudentOptions& options);
 // Throws what check_student throws, std::invalid_argument for a calibration that is missing or of another vocabulary,
 // and Interrupted. Throws std::runtime_error for a directory that is not empty, for a teacher's tensor with values that
 // are not finite, and for files that cannot be written. config.json is written last.
-void make_student(const Checkpoint& teacher, const StudentOptions& options, const TokenWindows* calibration,
-                  const std::filesystem::path& directory, Progress& progress);
+void make_student(const runtime::Checkpoint& teacher, const StudentOptions& options,
+                  const runtime::TokenWindows* calibration, const std::filesystem::path& directory,
+                  runtime::Progress& progress);
 
-}  // namespace pare
+}  // namespace pare::compress

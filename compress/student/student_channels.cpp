@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numeric>
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 using Energies = std::vector<double>;
@@ -40,7 +40,7 @@ Energies squares(const std::vector<float>& values) {
 }
 
 // Returns the name of a module's weight below its block.
-std::string below(const BlockDescription& block, const std::string& module) {
+std::string below(const runtime::BlockDescription& block, const std::string& module) {
   return module.substr(block.name.size() + 1) + ".weight";
 }
 
@@ -50,38 +50,41 @@ struct BlockEnergies {
   Energies attention_readers, feed_forward_readers;  // columns of q, k and v, and of gate and up
 };
 
-BlockEnergies read_energies(const TeacherWeights& weights, const BlockDescription& block,
+BlockEnergies read_energies(const TeacherWeights& weights, const runtime::BlockDescription& block,
                             const std::vector<int64_t>& run) {
   BlockEnergies energies;
-  const auto read = [&](const LinearDescription& linear) { return weights.mean(run, below(block, linear.name)); };
-  // Returns the energies of rows after multiplication by the gains of the norm before them.
-  const auto gained_rows = [&](const at::Tensor& weight_OI, const NormDescription& norm) {
-    const at::Tensor gain_D = weights.mean(run, below(block, norm.name));
-    return row_energies(weight_OI.mul(norm.unit_offset ? gain_D.add(1.0) : gain_D));
+  const auto read = [&](const runtime::LinearDescription& linear) {
+    return weights.mean(run, below(block, linear.name));
   };
-  for (const LinearDescription* linear : {&block.q, &block.k, &block.v}) {
+  // Returns the energies of rows after multiplication by the gains of the norm before them.
+  const auto gained_rows = [&](const at::Tensor& weight_OI, const runtime::NormDescription& norm) {
+    const at::Tensor gain_D = weights.mean(run, below(block, norm.name));
+    return distill::row_energies(weight_OI.mul(norm.unit_offset ? gain_D.add(1.0) : gain_D));
+  };
+  for (const runtime::LinearDescription* linear : {&block.q, &block.k, &block.v}) {
     const at::Tensor weight_OI = read(*linear);
-    add(energies.attention_readers, column_energies(weight_OI));
+    add(energies.attention_readers, distill::column_energies(weight_OI));
     if (linear == &block.v) energies.v_rows = gained_rows(weight_OI, block.attention_norm);
   }
   const at::Tensor o_OI = read(block.o);
-  energies.o_rows = row_energies(o_OI);
-  energies.o_columns = column_energies(o_OI);
-  const FeedForwardDescription& feed_forward = block.experts.front();
-  for (const LinearDescription* linear : {&feed_forward.gate, &feed_forward.up}) {
+  energies.o_rows = distill::row_energies(o_OI);
+  energies.o_columns = distill::column_energies(o_OI);
+  const runtime::FeedForwardDescription& feed_forward = block.experts.front();
+  for (const runtime::LinearDescription* linear : {&feed_forward.gate, &feed_forward.up}) {
     const at::Tensor weight_OI = read(*linear);
-    add(energies.feed_forward_readers, column_energies(weight_OI));
+    add(energies.feed_forward_readers, distill::column_energies(weight_OI));
     (linear == &feed_forward.gate ? energies.gate_rows : energies.up_rows) =
         gained_rows(weight_OI, block.feed_forward_norm);
   }
   const at::Tensor down_OI = read(feed_forward.down);
-  energies.down_rows = row_energies(down_OI);
-  energies.down_columns = column_energies(down_OI);
+  energies.down_rows = distill::row_energies(down_OI);
+  energies.down_columns = distill::column_energies(down_OI);
   return energies;
 }
 
 // Returns one score for each query head.
-Energies head_scores(const ModelDescription& model, const BlockEnergies& energies, const BlockMeasure* measure) {
+Energies head_scores(const runtime::ModelDescription& model, const BlockEnergies& energies,
+                     const BlockMeasure* measure) {
   Energies scores(static_cast<size_t>(model.num_heads), 0.0);
   const int64_t per_group = model.num_heads / model.num_kv_heads;
   for (int64_t h = 0; h < model.num_heads; ++h) {
@@ -153,7 +156,7 @@ Energies channel_scores(const std::vector<NormSite>& sites) {
 }
 
 // Returns the factor of the gains that keeps the norm's outputs of the channels that are left.
-double gain_factor(const NormMeasure& input, const ChannelGroups& hidden, WidthChoice widths) {
+double gain_factor(const NormMeasure& input, const distill::ChannelGroups& hidden, WidthChoice widths) {
   if (widths == WidthChoice::average) return std::sqrt(input.merged_ratio);
   double left = 0.0;
   for (const std::vector<int64_t>& channel : hidden) left += input.share_D[static_cast<size_t>(channel.front())];
@@ -165,9 +168,9 @@ std::vector<float> vector_of(const at::Tensor& values) {
   return {values.const_data_ptr<float>(), values.const_data_ptr<float>() + values.numel()};
 }
 
-void read_gains(const TeacherWeights& weights, const ModelDescription& model, StudentBlock& block) {
-  const BlockDescription& teacher = model.blocks[static_cast<size_t>(block.kept)];
-  const auto read = [&](const NormDescription& norm, StudentNorm& to) {
+void read_gains(const TeacherWeights& weights, const runtime::ModelDescription& model, StudentBlock& block) {
+  const runtime::BlockDescription& teacher = model.blocks[static_cast<size_t>(block.kept)];
+  const auto read = [&](const runtime::NormDescription& norm, StudentNorm& to) {
     to.gain_D = vector_of(weights.mean(block.run, below(teacher, norm.name)));
     for (float& gain : to.gain_D) gain += norm.unit_offset ? 1.0f : 0.0f;
   };
@@ -180,14 +183,15 @@ void read_gains(const TeacherWeights& weights, const ModelDescription& model, St
 // Chooses the channels of the model's width, and all gains for them.
 class WidthChooser {
  public:
-  WidthChooser(const Checkpoint& teacher, const StudentOptions& options, const TeacherMeasure* measure,
+  WidthChooser(const runtime::Checkpoint& teacher, const StudentOptions& options, const TeacherMeasure* measure,
                const std::vector<BlockEnergies>& energies, StudentChannels& channels)
       : model_(teacher.description()), options_(options), channels_(channels) {
     const TeacherWeights weights(teacher);
     channels.final_norm.gain_D = vector_of(weights.read(model_.final_norm.name + ".weight"));
     for (float& gain : channels.final_norm.gain_D) gain += model_.final_norm.unit_offset ? 1.0f : 0.0f;
-    const Energies embedding = column_energies(weights.read(model_.embedding_name + ".weight"));
-    const Energies head = model_.tied_head ? embedding : column_energies(weights.read(model_.head.name + ".weight"));
+    const Energies embedding = distill::column_energies(weights.read(model_.embedding_name + ".weight"));
+    const Energies head =
+        model_.tied_head ? embedding : distill::column_energies(weights.read(model_.head.name + ".weight"));
     NormMeasure stream;
     if (measure == nullptr) stream = estimated_stream(embedding, channels.blocks, energies);
     for (size_t b = 0; b < channels.blocks.size(); ++b) {
@@ -212,8 +216,8 @@ class WidthChooser {
   void choose() {
     const int64_t width = options_.hidden_size;
     const bool averages = options_.widths == WidthChoice::average;
-    channels_.hidden =
-        averages ? contiguous_groups(model_.hidden_size, width) : most_important(channel_scores(sites_), width);
+    channels_.hidden = averages ? distill::contiguous_groups(model_.hidden_size, width)
+                                : distill::most_important(channel_scores(sites_), width);
     for (const NormSite& site : sites_) {
       // The output is the mean of a group, also after a post norm. Only gains that columns can follow are merged by the
       // root of their mean square.
@@ -223,7 +227,7 @@ class WidthChooser {
       if (is_tied) factor /= channels_.embedding_factor;
       if (is_tied && averages) factor *= static_cast<double>(model_.hidden_size) / static_cast<double>(width);
       const std::vector<float> merged =
-          is_written || is_tied ? means(site.norm->gain_D) : merged_gains(channels_.hidden, site.norm->gain_D);
+          is_written || is_tied ? means(site.norm->gain_D) : distill::merged_gains(channels_.hidden, site.norm->gain_D);
       site.norm->student_gain.clear();
       for (const float gain : merged) {
         site.norm->student_gain.push_back(static_cast<float>(static_cast<double>(gain) * factor));
@@ -242,13 +246,13 @@ class WidthChooser {
     return merged;
   }
 
-  const ModelDescription& model_;
+  const runtime::ModelDescription& model_;
   const StudentOptions& options_;
   StudentChannels& channels_;
   std::vector<NormSite> sites_;
 };
 
-bool is_same_kind(const BlockDescription& a, const BlockDescription& b) {
+bool is_same_kind(const runtime::BlockDescription& a, const runtime::BlockDescription& b) {
   return a.sliding_window == b.sliding_window && a.rope.inverse_frequencies == b.rope.inverse_frequencies &&
          a.rope.attention_factor == b.rope.attention_factor;
 }
@@ -256,9 +260,9 @@ bool is_same_kind(const BlockDescription& a, const BlockDescription& b) {
 }  // namespace
 
 at::Tensor TeacherWeights::read(const std::string& tensor) const {
-  const TensorView& view = teacher_.tensor(tensor);
+  const runtime::TensorView& view = teacher_.tensor(tensor);
   const at::Tensor values = at::empty(view.shape, at::kFloat);
-  convert_to_float(view.dtype, view.data, {values.data_ptr<float>(), static_cast<size_t>(values.numel())});
+  runtime::convert_to_float(view.dtype, view.data, {values.data_ptr<float>(), static_cast<size_t>(values.numel())});
   teacher_.drop_pages({.name = tensor.substr(0, tensor.rfind('.'))});
   return values;
 }
@@ -268,7 +272,7 @@ at::Tensor TeacherWeights::mean(const std::vector<int64_t>& run, const std::stri
   for (const int64_t layer : run) {
     tensors.push_back(read(teacher_.description().blocks[static_cast<size_t>(layer)].name + "." + below_block));
   }
-  return mean_of_tensors(tensors);
+  return distill::mean_of_tensors(tensors);
 }
 
 bool needs_measure(const StudentOptions& options, bool has_calibration) {
@@ -278,26 +282,27 @@ bool needs_measure(const StudentOptions& options, bool has_calibration) {
          (options.changes_widths() && options.widths == WidthChoice::importance);
 }
 
-std::vector<int64_t> choose_layers(const ModelDescription& teacher, const StudentOptions& options,
+std::vector<int64_t> choose_layers(const runtime::ModelDescription& teacher, const StudentOptions& options,
                                    const TeacherMeasure* measure) {
   const auto num_layers = static_cast<int64_t>(teacher.blocks.size());
   const int64_t num_kept = given_or(options.layers, num_layers);
-  if (options.choose == LayerChoice::first || num_kept == num_layers) return first_layers(num_layers, num_kept);
-  if (options.choose == LayerChoice::every) return evenly_spaced_layers(num_layers, num_kept);
+  if (options.choose == LayerChoice::first || num_kept == num_layers)
+    return distill::first_layers(num_layers, num_kept);
+  if (options.choose == LayerChoice::every) return distill::evenly_spaced_layers(num_layers, num_kept);
   std::vector<double> influences;
   for (const BlockMeasure& block : measure->blocks) influences.push_back(block.influence);
-  return layers_of_largest_effect(influences, num_kept);
+  return distill::layers_of_largest_effect(influences, num_kept);
 }
 
-StudentChannels choose_channels(const Checkpoint& teacher, const StudentOptions& options, const TeacherMeasure* measure,
-                                double embedding_factor) {
-  const ModelDescription& model = teacher.description();
+StudentChannels choose_channels(const runtime::Checkpoint& teacher, const StudentOptions& options,
+                                const TeacherMeasure* measure, double embedding_factor) {
+  const runtime::ModelDescription& model = teacher.description();
   const TeacherWeights weights(teacher);
   StudentChannels channels;
   channels.embedding_factor = embedding_factor;
-  channels.hidden = all_channels(model.hidden_size);
+  channels.hidden = distill::all_channels(model.hidden_size);
   const std::vector<int64_t> kept = choose_layers(model, options, measure);
-  const auto runs = runs_of_layers(static_cast<int64_t>(model.blocks.size()), kept);
+  const auto runs = distill::runs_of_layers(static_cast<int64_t>(model.blocks.size()), kept);
   for (size_t b = 0; b < kept.size(); ++b) {
     StudentBlock& block = channels.blocks.emplace_back(StudentBlock{.kept = kept[b]});
     for (const int64_t layer : runs[b]) {
@@ -310,17 +315,19 @@ StudentChannels choose_channels(const Checkpoint& teacher, const StudentOptions&
   if (!options.changes_widths()) return channels;
 
   const bool averages = options.widths == WidthChoice::average;
-  const HeadCounts heads{model.num_heads, model.num_kv_heads};
-  const HeadCounts student_heads{given_or(options.heads, heads.heads), given_or(options.kv_heads, heads.kv_heads)};
+  const distill::HeadCounts heads{model.num_heads, model.num_kv_heads};
+  const distill::HeadCounts student_heads{given_or(options.heads, heads.heads),
+                                          given_or(options.kv_heads, heads.kv_heads)};
   const int64_t num_channels = given_or(options.feed_forward_size, model.feed_forward_size);
   std::vector<BlockEnergies> energies;
   for (StudentBlock& block : channels.blocks) {
     const BlockMeasure* of_block = measure ? &measure->blocks[static_cast<size_t>(block.kept)] : nullptr;
     energies.push_back(read_energies(weights, model.blocks[static_cast<size_t>(block.kept)], block.run));
-    block.heads = averages ? merge_heads(heads, student_heads)
-                           : keep_heads(head_scores(model, energies.back(), of_block), heads, student_heads);
-    block.feed_forward = averages ? contiguous_groups(model.feed_forward_size, num_channels)
-                                  : most_important(feed_forward_scores(energies.back(), of_block), num_channels);
+    block.heads = averages ? distill::merge_heads(heads, student_heads)
+                           : distill::keep_heads(head_scores(model, energies.back(), of_block), heads, student_heads);
+    block.feed_forward = averages
+                             ? distill::contiguous_groups(model.feed_forward_size, num_channels)
+                             : distill::most_important(feed_forward_scores(energies.back(), of_block), num_channels);
     if (options.hidden_size != StudentOptions::kOfTeacher) read_gains(weights, model, block);
   }
   if (options.hidden_size != StudentOptions::kOfTeacher) {
@@ -329,4 +336,4 @@ StudentChannels choose_channels(const Checkpoint& teacher, const StudentOptions&
   return channels;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -12,7 +12,7 @@
 #include "distill/student_weights.h"
 #include "runtime/model/checkpoint.h"
 
-namespace pare {
+namespace pare::compress {
 
 struct StudentNorm {
   std::vector<float> gain_D;        // the teacher's, with layers averaged and the unit offset added
@@ -22,8 +22,8 @@ struct StudentNorm {
 struct StudentBlock {
   int64_t kept = 0;            // the teacher's layer that the block is derived from
   std::vector<int64_t> run{};  // the layers whose mean it is; only the kept one where layers are copied
-  HeadGroups heads{};
-  ChannelGroups feed_forward{};
+  distill::HeadGroups heads{};
+  distill::ChannelGroups feed_forward{};
   StudentNorm attention_norm{}, feed_forward_norm{};
   StudentNorm post_attention_norm{}, post_feed_forward_norm{};  // empty unless the block has them
 };
@@ -32,7 +32,7 @@ struct StudentBlock {
 // says.
 struct StudentChannels {
   std::vector<StudentBlock> blocks;
-  ChannelGroups hidden;
+  distill::ChannelGroups hidden;
   StudentNorm final_norm;
   double embedding_factor = 1.0;  // multiplies the table, where the family scales embeddings by its width
 };
@@ -40,14 +40,14 @@ struct StudentChannels {
 // Reads the teacher's weights of a run of layers, one at a time.
 class TeacherWeights {
  public:
-  explicit TeacherWeights(const Checkpoint& teacher) : teacher_(teacher) {}
+  explicit TeacherWeights(const runtime::Checkpoint& teacher) : teacher_(teacher) {}
   // Returns the mean over `run`, in float32 and as a copy, of the tensors that have this name below their blocks
   // ("self_attn.q_proj.weight" for "model.layers.3.self_attn.q_proj.weight").
   at::Tensor mean(const std::vector<int64_t>& run, const std::string& below_block) const;
   at::Tensor read(const std::string& tensor) const;
 
  private:
-  const Checkpoint& teacher_;
+  const runtime::Checkpoint& teacher_;
 };
 
 // Returns whether the teacher is to be measured on text for these options.
@@ -55,10 +55,10 @@ bool needs_measure(const StudentOptions& options, bool has_calibration);
 
 // Chooses all layers, heads and channels. `measure` is null without a calibration. embedding_factor is the teacher's
 // embedding scale divided by the student's.
-StudentChannels choose_channels(const Checkpoint& teacher, const StudentOptions& options, const TeacherMeasure* measure,
-                                double embedding_factor);
+StudentChannels choose_channels(const runtime::Checkpoint& teacher, const StudentOptions& options,
+                                const TeacherMeasure* measure, double embedding_factor);
 // Chooses the layers alone.
-std::vector<int64_t> choose_layers(const ModelDescription& teacher, const StudentOptions& options,
+std::vector<int64_t> choose_layers(const runtime::ModelDescription& teacher, const StudentOptions& options,
                                    const TeacherMeasure* measure);
 
-}  // namespace pare
+}  // namespace pare::compress

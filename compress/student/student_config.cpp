@@ -6,7 +6,7 @@
 #include "runtime/model/families.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -15,14 +15,14 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kPatterns[] = {"sliding_window_pattern", "_sliding_window_pattern"};
 
 // Every family that has layers of both kinds tells them apart by layer_types first.
-bool has_both_kinds(const ModelDescription& teacher, const DecoderFamily& family) {
-  const auto slides = [](const BlockDescription& block) { return block.sliding_window > 0; };
-  return family.windows.layers == WindowLayers::but_every_nth ||
+bool has_both_kinds(const runtime::ModelDescription& teacher, const runtime::DecoderFamily& family) {
+  const auto slides = [](const runtime::BlockDescription& block) { return block.sliding_window > 0; };
+  return family.windows.layers == runtime::WindowLayers::but_every_nth ||
          (std::any_of(teacher.blocks.begin(), teacher.blocks.end(), slides) &&
           !std::all_of(teacher.blocks.begin(), teacher.blocks.end(), slides));
 }
 
-void keep_layers(const ModelDescription& teacher, std::span<const int64_t> kept, Json& config) {
+void keep_layers(const runtime::ModelDescription& teacher, std::span<const int64_t> kept, Json& config) {
   const size_t num_layers = teacher.blocks.size();
   for (auto& [key, value] : config.items()) {
     const bool is_of_layers = value.is_array() && value.size() == num_layers && key != "mlp_only_layers" &&
@@ -32,7 +32,8 @@ void keep_layers(const ModelDescription& teacher, std::span<const int64_t> kept,
     for (const int64_t layer : kept) list.push_back(value[static_cast<size_t>(layer)]);
     value = list;
   }
-  const DecoderFamily& family = *decoder_families().find(&DecoderFamily::name, teacher.family);
+  const runtime::DecoderFamily& family =
+      *runtime::decoder_families().find(&runtime::DecoderFamily::name, teacher.family);
   if (has_both_kinds(teacher, family)) {
     Json types = Json::array();
     for (const int64_t layer : kept) {
@@ -67,9 +68,9 @@ void keep_layers(const ModelDescription& teacher, std::span<const int64_t> kept,
 
 }  // namespace
 
-std::string student_config(const std::string& config_json, const ModelDescription& teacher,
+std::string student_config(const std::string& config_json, const runtime::ModelDescription& teacher,
                            const StudentOptions& options, std::span<const int64_t> kept) {
-  Json config = parse_ordered_json(config_json, "config.json");
+  Json config = runtime::parse_ordered_json(config_json, "config.json");
   if (kept.size() != teacher.blocks.size()) {
     keep_layers(teacher, kept, config);
     config["num_hidden_layers"] = kept.size();
@@ -86,7 +87,7 @@ std::string student_config(const std::string& config_json, const ModelDescriptio
       (options.heads != StudentOptions::kOfTeacher || options.hidden_size != StudentOptions::kOfTeacher)) {
     config["head_dim"] = teacher.head_size;
   }
-  return json_text(config, 2) + "\n";
+  return runtime::json_text(config, 2) + "\n";
 }
 
-}  // namespace pare
+}  // namespace pare::compress

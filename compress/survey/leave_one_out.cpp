@@ -11,7 +11,7 @@
 #include "quant/row_chunks.h"
 #include "runtime/system/interrupt.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 std::vector<at::Tensor> copies(const at::Tensor& tensor, size_t count) {
@@ -51,8 +51,8 @@ class ChangedStage {
 
 }  // namespace
 
-LeaveOneOut::LeaveOneOut(const Checkpoint& checkpoint, const ScoredWindows& data, Backend& backend,
-                         size_t num_travellers, std::vector<RoundedSite> sites)
+LeaveOneOut::LeaveOneOut(const runtime::Checkpoint& checkpoint, const runtime::ScoredWindows& data,
+                         runtime::Backend& backend, size_t num_travellers, std::vector<RoundedSite> sites)
     : checkpoint_(checkpoint),
       model_(checkpoint.description()),
       data_(data),
@@ -63,7 +63,7 @@ LeaveOneOut::LeaveOneOut(const Checkpoint& checkpoint, const ScoredWindows& data
       hidden_NTD_(at::empty({data.windows.num_windows, data.windows.num_tokens, model_.hidden_size}, at::kFloat)),
       reference_(backend.allocate(hidden_NTD_.numel())),
       changed_(backend.allocate(hidden_NTD_.numel())) {
-  const TokenWindows& windows = data.windows;
+  const runtime::TokenWindows& windows = data.windows;
   if (windows.num_tokens > model_.context_length) {
     throw std::invalid_argument(data.source + ": windows of " + std::to_string(windows.num_tokens) +
                                 " tokens; the model's context is " + std::to_string(model_.context_length));
@@ -74,23 +74,24 @@ LeaveOneOut::LeaveOneOut(const Checkpoint& checkpoint, const ScoredWindows& data
                                   std::to_string(model_.vocabulary_size));
     }
   }
-  const LinearWeights embedding = checkpoint.linear(checkpoint.embedding());
-  for_row_chunks(windows.num_windows, 1, [&](int64_t n, int64_t) {
+  const runtime::LinearWeights embedding = checkpoint.linear(checkpoint.embedding());
+  quant::for_row_chunks(windows.num_windows, 1, [&](int64_t n, int64_t) {
     embed(embedding, model_.embedding_scale, windows.window(n), hidden_NTD_[n].data_ptr<float>());
   });
   travellers_ = copies(hidden_NTD_, num_travellers + sites_.size());
   for (size_t i = 0; i < sites_.size(); ++i) {
-    if (sites_[i].site != ActivationSite::embedding_sum) continue;
+    if (sites_[i].site != runtime::ActivationSite::embedding_sum) continue;
     const at::Tensor& embedded_NTD = travellers_[num_travellers + i];
-    fake_quantize(sites_[i].format, {embedded_NTD.data_ptr<float>(), static_cast<size_t>(embedded_NTD.numel())},
-                  model_.hidden_size);
+    runtime::fake_quantize(sites_[i].format,
+                           {embedded_NTD.data_ptr<float>(), static_cast<size_t>(embedded_NTD.numel())},
+                           model_.hidden_size);
   }
-  const LinearWeights head = checkpoint.linear(checkpoint.head());
+  const runtime::LinearWeights head = checkpoint.linear(checkpoint.head());
   head_ = backend.pack({&head, 1});
 
   std::vector<at::Tensor> unchanged = copies(hidden_NTD_, 1);
   for (int64_t b = 0; b < static_cast<int64_t>(model_.blocks.size()); ++b) {
-    throw_if_interrupted();
+    runtime::throw_if_interrupted();
     if (b == 0) {
       forward(block_, unchanged);
     } else {
@@ -117,7 +118,7 @@ std::span<const int32_t> LeaveOneOut::targets(int64_t window) const {
 
 void LeaveOneOut::forward(const DecoderBlock& block, std::span<at::Tensor> hidden_NTD) {
   const int64_t num_windows = data_.windows.num_windows;
-  for_row_chunks(static_cast<int64_t>(hidden_NTD.size()) * num_windows, 1, [&](int64_t index, int64_t) {
+  quant::for_row_chunks(static_cast<int64_t>(hidden_NTD.size()) * num_windows, 1, [&](int64_t index, int64_t) {
     at::Tensor hidden_TD = hidden_NTD[static_cast<size_t>(index / num_windows)][index % num_windows];
     block.forward(hidden_TD);
   });
@@ -140,19 +141,19 @@ std::vector<WindowLosses> LeaveOneOut::measure(std::span<const StageChange> chan
     forward(block_, {&hidden_NTD[i], 1});
   }
   for (int64_t b = index_ + 1; b < static_cast<int64_t>(model_.blocks.size()); ++b) {
-    throw_if_interrupted();
+    runtime::throw_if_interrupted();
     forward(DecoderBlock(checkpoint_, b, data_.windows.num_tokens), hidden_NTD);
   }
 
   std::vector<WindowLosses> losses;
   for (size_t i = 0; i < changes.size(); ++i) {
-    losses.push_back(score(hidden_NTD[i], block().name + ", " + stage_name(changes[i].stage)));
+    losses.push_back(score(hidden_NTD[i], block().name + ", " + runtime::stage_name(changes[i].stage)));
   }
   return losses;
 }
 
 WindowLosses LeaveOneOut::score(const at::Tensor& hidden_NTD, const std::string& where) {
-  throw_if_interrupted();
+  runtime::throw_if_interrupted();
   const auto num_scored = static_cast<size_t>(data_.predictions_per_window());
   std::vector<float> kl(num_scored), nll(num_scored), reference_nll(num_scored);
   std::vector<uint8_t> same_top1(num_scored);
@@ -198,7 +199,7 @@ std::vector<WindowLosses> LeaveOneOut::arrived() {
   return losses;
 }
 
-int64_t LeaveOneOut::size_bytes(const ModelDescription& model, const Extent& extent, int num_threads) {
+int64_t LeaveOneOut::size_bytes(const runtime::ModelDescription& model, const Extent& extent, int num_threads) {
   const int64_t num_tokens = extent.num_tokens;
   const int64_t hidden = extent.num_windows * num_tokens * model.hidden_size * static_cast<int64_t>(sizeof(float));
   const int64_t head = model.vocabulary_size * model.hidden_size * 2;
@@ -208,17 +209,18 @@ int64_t LeaveOneOut::size_bytes(const ModelDescription& model, const Extent& ext
          num_threads * BlockFunctions::forward_bytes(model, num_tokens);
 }
 
-double LeaveOneOut::num_operations(const ModelDescription& model, const Extent& extent) {
+double LeaveOneOut::num_operations(const runtime::ModelDescription& model, const Extent& extent) {
   const auto num_rows = static_cast<double>(extent.num_windows * extent.num_tokens);
   const auto num_blocks = static_cast<int64_t>(model.blocks.size());
   const double head = static_cast<double>(model.vocabulary_size) * static_cast<double>(model.hidden_size);
   double sum = num_rows * 2.0 * head;
   for (int64_t b = 0; b < num_blocks; ++b) {
     double weights = static_cast<double>(extent.num_tokens * model.num_heads * model.head_size);  // the causal half
-    const BlockDescription& block = model.blocks[static_cast<size_t>(b)];
-    for (const Stage stage : block_stages(block)) {
-      for (const LinearDescription& linear : stage_layers(block, stage)) {
-        weights += static_cast<double>(linear.num_out) * static_cast<double>(linear.num_in) * token_share(block, stage);
+    const runtime::BlockDescription& block = model.blocks[static_cast<size_t>(b)];
+    for (const runtime::Stage stage : runtime::block_stages(block)) {
+      for (const runtime::LinearDescription& linear : runtime::stage_layers(block, stage)) {
+        weights += static_cast<double>(linear.num_out) * static_cast<double>(linear.num_in) *
+                   runtime::token_share(block, stage);
       }
     }
     // There is one pass for the unchanged model, one to move on and one for each traveller. There is one for every
@@ -231,4 +233,4 @@ double LeaveOneOut::num_operations(const ModelDescription& model, const Extent& 
   return sum;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

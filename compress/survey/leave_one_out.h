@@ -16,14 +16,14 @@
 #include "runtime/engine/backend.h"
 #include "runtime/evaluate/perplexity.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Other values for the layers of one stage: float32, row-major [O, I], by the place in stage_layers; an empty one stays
 // as it is. `input` says how the stage's input is rounded.
 struct StageChange {
-  Stage stage = Stage::attention_input;
+  runtime::Stage stage = runtime::Stage::attention_input;
   std::vector<std::vector<float>> weights_OI;
-  InputFormat input = {};
+  runtime::InputFormat input = {};
 };
 
 // The losses by window: means over its predictions, in nats.
@@ -39,8 +39,8 @@ class LeaveOneOut {
   // one for each of `sites`.
   // Throws std::invalid_argument for ids outside the vocabulary or windows beyond the context, and std::runtime_error
   // for a loss that is not finite.
-  LeaveOneOut(const Checkpoint& checkpoint, const ScoredWindows& data, Backend& backend, size_t num_travellers = 0,
-              std::vector<RoundedSite> sites = {});
+  LeaveOneOut(const runtime::Checkpoint& checkpoint, const runtime::ScoredWindows& data, runtime::Backend& backend,
+              size_t num_travellers = 0, std::vector<RoundedSite> sites = {});
 
   // Returns the losses of the model with each of the changes alone, all in the block before which the windows stand.
   // Throws Interrupted between blocks.
@@ -53,7 +53,7 @@ class LeaveOneOut {
   std::vector<WindowLosses> arrived();
 
   // The block before which the windows stand.
-  const BlockDescription& block() const { return block_.description(); }
+  const runtime::BlockDescription& block() const { return block_.description(); }
   double baseline_nll() const { return baseline_nll_; }  // mean, in nats
 
   // The extent of a measurement: changes in each block, and travellers, sites included.
@@ -63,8 +63,9 @@ class LeaveOneOut {
     int64_t changes_per_block = 0;
     int64_t num_travellers = 0;
   };
-  static int64_t size_bytes(const ModelDescription& model, const Extent& extent, int num_threads);
-  static double num_operations(const ModelDescription& model, const Extent& extent);  // floating-point operations
+  static int64_t size_bytes(const runtime::ModelDescription& model, const Extent& extent, int num_threads);
+  static double num_operations(const runtime::ModelDescription& model,
+                               const Extent& extent);  // floating-point operations
 
  private:
   // Moves all windows of hidden [N, T, D] through the block, in place.
@@ -74,19 +75,19 @@ class LeaveOneOut {
   // `where` names the change in messages.
   WindowLosses score(const at::Tensor& hidden_NTD, const std::string& where);
 
-  const Checkpoint& checkpoint_;
-  const ModelDescription& model_;
-  const ScoredWindows& data_;
-  Backend& backend_;
+  const runtime::Checkpoint& checkpoint_;
+  const runtime::ModelDescription& model_;
+  const runtime::ScoredWindows& data_;
+  runtime::Backend& backend_;
   int64_t index_ = 0;
   DecoderBlock block_;
   at::Tensor final_gain_D_;
-  std::unique_ptr<PackedLinear> head_;
+  std::unique_ptr<runtime::PackedLinear> head_;
   std::vector<RoundedSite> sites_;
-  at::Tensor hidden_NTD_;               // before block_
-  std::vector<at::Tensor> travellers_;  // before block_ as well
-  Buffer<float> reference_, changed_;   // final hidden states [N * T, D]
+  at::Tensor hidden_NTD_;                       // before block_
+  std::vector<at::Tensor> travellers_;          // before block_ as well
+  runtime::Buffer<float> reference_, changed_;  // final hidden states [N * T, D]
   double baseline_nll_ = 0.0;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -15,7 +15,7 @@
 #include "runtime/device/make_backend.h"
 #include "runtime/system/interrupt.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 // Returns a name such as "model.layers.3: q_proj, k_proj, v_proj".
@@ -33,35 +33,35 @@ bool divides_all(int64_t group_size, const std::vector<LayerPlan>& layers) {
 }
 
 // Returns the compressed layers of a stage, with a budget's probe in place of the pass's bits and groups.
-std::vector<LayerPlan> surveyed_layers(const std::vector<LayerPlan>& block, Stage stage, bool probes) {
+std::vector<LayerPlan> surveyed_layers(const std::vector<LayerPlan>& block, runtime::Stage stage, bool probes) {
   std::vector<LayerPlan> layers;
   for (const LayerPlan& layer : block) {
     if (layer.stage == stage && layer.is_compressed()) layers.push_back(layer);
   }
   if (!probes) return layers;
-  const int64_t group_size = divides_all(kProbeGroupSize, layers) ? kProbeGroupSize : kPerChannel;
+  const int64_t group_size = divides_all(kProbeGroupSize, layers) ? kProbeGroupSize : runtime::kPerChannel;
   for (LayerPlan& layer : layers) use_grid(kProbeBits, group_size, layer);
   return layers;
 }
 
-const GridOptions& grid_of(const LayerPlan& layer) {
+const quant::GridOptions& grid_of(const LayerPlan& layer) {
   return *layer.step(PassKind::rounds)->grid();
 }
 
 // Returns what an error of each column costs when later columns make up for it, or undefined for passes without that.
 at::Tensor conditional_of(StageState& state) {
-  const GptqOptions* const loop = state.layers.front().plan->step(PassKind::rounds)->column_loop();
+  const quant::GptqOptions* const loop = state.layers.front().plan->step(PassKind::rounds)->column_loop();
   return loop == nullptr ? at::Tensor() : state.factor(*loop).conditional_I;
 }
 
 // Returns the predicted error. `instead` gives other bits and groups. A method without a grid gets 0: its error is only
 // measured.
-double predicted(StageState& state, const GridOptions* instead = nullptr) {
+double predicted(StageState& state, const quant::GridOptions* instead = nullptr) {
   if (state.layers.front().plan->step(PassKind::rounds)->grid() == nullptr) return 0.0;
   const at::Tensor conditional_I = conditional_of(state);
   double sum = 0.0;
   for (const LayerState& layer : state.layers) {
-    GridOptions grid = grid_of(*layer.plan);
+    quant::GridOptions grid = grid_of(*layer.plan);
     if (instead != nullptr) {
       grid.bits = instead->bits;
       grid.group_size = instead->group_size;
@@ -71,20 +71,21 @@ double predicted(StageState& state, const GridOptions* instead = nullptr) {
   return sum;
 }
 
-std::vector<SurveyedCandidate> predict_candidates(const Checkpoint& checkpoint, const std::vector<LayerPlan>& layers,
-                                                  StageState& state, const std::vector<int>& allowed_bits) {
+std::vector<SurveyedCandidate> predict_candidates(const runtime::Checkpoint& checkpoint,
+                                                  const std::vector<LayerPlan>& layers, StageState& state,
+                                                  const std::vector<int>& allowed_bits) {
   std::vector<SurveyedCandidate> candidates;
   for (const int bits : allowed_bits) {
-    for (const int64_t group_size : {kPerChannel, int64_t{128}, int64_t{64}, int64_t{32}}) {
-      throw_if_interrupted();
+    for (const int64_t group_size : {runtime::kPerChannel, int64_t{128}, int64_t{64}, int64_t{32}}) {
+      runtime::throw_if_interrupted();
       const std::optional<int64_t> size_bytes = stored_bytes(checkpoint, layers, bits, group_size);
       if (!size_bytes) continue;
       SurveyedCandidate candidate{bits, group_size, *size_bytes, 0.0};
-      if (bits == kUnquantizedBits) {
+      if (bits == quant::kUnquantizedBits) {
         candidates.push_back(candidate);
         continue;
       }
-      const GridOptions instead{.bits = bits, .group_size = group_size};
+      const quant::GridOptions instead{.bits = bits, .group_size = group_size};
       candidate.error = predicted(state, &instead);
       candidates.push_back(candidate);
     }
@@ -110,12 +111,12 @@ StageChange round_stage(const std::vector<const LayerPlan*>& layers, const Block
 }
 
 void set_losses(const WindowLosses& losses, SurveyedGroup& group) {
-  group.increase = estimate_over_windows(losses.increase);
-  group.kl = estimate_over_windows(losses.kl);
+  group.increase = runtime::estimate_over_windows(losses.increase);
+  group.kl = runtime::estimate_over_windows(losses.kl);
 }
 
 std::string scheme_words(const LayerPlan& layer, RoundedPart part) {
-  if (part == RoundedPart::activations) return input_format_name(layer.input());
+  if (part == RoundedPart::activations) return runtime::input_format_name(layer.input());
   std::string words;
   for (const Step& step : layer.steps) {
     if (step.options->kind() == PassKind::scales_inputs) continue;
@@ -143,7 +144,7 @@ std::vector<RoundedPart> measured_parts(const RunPlan& plan, const SurveyOptions
 std::vector<RoundedSite> measured_sites(const SurveyOptions& options) {
   std::vector<RoundedSite> sites;
   if (options.sites.is_plain()) return sites;
-  for (const ActivationSite site : kActivationSites) sites.push_back({site, options.sites});
+  for (const runtime::ActivationSite site : runtime::kActivationSites) sites.push_back({site, options.sites});
   return sites;
 }
 
@@ -190,8 +191,8 @@ class PatternGroups {
 // Rounds every stage alone as the walk passes it, and measures it after its block.
 class SurveyTask : public BlockTask {
  public:
-  SurveyTask(const Checkpoint& checkpoint, const RunPlan& plan, const SurveyOptions& options, LeaveOneOut& measurement,
-             Survey& survey)
+  SurveyTask(const runtime::Checkpoint& checkpoint, const RunPlan& plan, const SurveyOptions& options,
+             LeaveOneOut& measurement, Survey& survey)
       : checkpoint_(checkpoint),
         plan_(plan),
         options_(options),
@@ -207,11 +208,11 @@ class SurveyTask : public BlockTask {
     first_group_ = survey_.groups.size();
   }
   // The predictions need H, whatever the pass itself needs.
-  StatisticsNeed need(int64_t block, Stage stage) const override {
+  StatisticsNeed need(int64_t block, runtime::Stage stage) const override {
     return plan_.stage_layers(block, stage).empty() ? StatisticsNeed::none : StatisticsNeed::hessian;
   }
 
-  void at_stage(int64_t index, Block& block, Stage stage, LayerStatistics statistics) override {
+  void at_stage(int64_t index, Block& block, runtime::Stage stage, LayerStatistics statistics) override {
     const bool has_budget = !options_.candidate_bits.empty();
     const std::vector<LayerPlan> layers = surveyed_layers(plan_.blocks[static_cast<size_t>(index)], stage, has_budget);
     if (layers.empty()) return;
@@ -219,7 +220,8 @@ class SurveyTask : public BlockTask {
     for (const LayerPlan& layer : layers) pointers.push_back(&layer);
     StageState state = make_stage(pointers, block, std::move(statistics));
     const double error = state.statistics.hessian_II.defined() ? predicted(state) : 0.0;
-    const size_t num_layers = stage_layers(checkpoint_.description().blocks[static_cast<size_t>(index)], stage).size();
+    const size_t num_layers =
+        runtime::stage_layers(checkpoint_.description().blocks[static_cast<size_t>(index)], stage).size();
     const StageChange weights = round_stage(pointers, block, state, num_layers);
     for (size_t p = 0; p < parts_.size(); ++p) {
       const bool is_weights = parts_[p] == RoundedPart::weights;
@@ -254,16 +256,16 @@ class SurveyTask : public BlockTask {
     }
     for (const RoundedSite& change : sites) {
       SurveyedGroup& group = survey_.groups.emplace_back();
-      group.name = site_name(change.site);
+      group.name = runtime::site_name(change.site);
       group.part = RoundedPart::activations;
-      group.scheme = input_format_name(change.format);
+      group.scheme = runtime::input_format_name(change.format);
     }
     const size_t first_traveller = survey_.groups.size() - losses.size();
     for (size_t i = 0; i < losses.size(); ++i) set_losses(losses[i], survey_.groups[first_traveller + i]);
   }
 
  private:
-  const Checkpoint& checkpoint_;
+  const runtime::Checkpoint& checkpoint_;
   const RunPlan& plan_;
   const SurveyOptions& options_;
   std::vector<RoundedPart> parts_;
@@ -298,46 +300,46 @@ void use_grid(int bits, int64_t group_size, LayerPlan& layer) {
   }
 }
 
-std::optional<int64_t> stored_bytes(const Checkpoint& checkpoint, const std::vector<LayerPlan>& layers, int bits,
-                                    int64_t group_size) {
-  const bool is_quantized = bits != kUnquantizedBits;
-  if (group_size != kPerChannel && (!is_quantized || !divides_all(group_size, layers))) return std::nullopt;
+std::optional<int64_t> stored_bytes(const runtime::Checkpoint& checkpoint, const std::vector<LayerPlan>& layers,
+                                    int bits, int64_t group_size) {
+  const bool is_quantized = bits != quant::kUnquantizedBits;
+  if (group_size != runtime::kPerChannel && (!is_quantized || !divides_all(group_size, layers))) return std::nullopt;
   int64_t size_bytes = 0;
   for (const LayerPlan& layer : layers) {
     if (!is_quantized) {
       size_bytes += static_cast<int64_t>(checkpoint.tensor(layer.linear.name + ".weight").data.size());
       continue;
     }
-    GridOptions grid = grid_of(layer);
+    quant::GridOptions grid = grid_of(layer);
     grid.bits = bits;
     grid.group_size = group_size;
-    size_bytes += quantized_size_bytes(layer.linear.num_out, layer.linear.num_in, grid);
+    size_bytes += quant::quantized_size_bytes(layer.linear.num_out, layer.linear.num_in, grid);
   }
   return size_bytes;
 }
 
 double predict_error(const at::Tensor& weight_OI, const at::Tensor& hessian_II, const at::Tensor& conditional_I,
-                     const GridOptions& grid) {
+                     const quant::GridOptions& grid) {
   const bool makes_up = conditional_I.defined();
-  GridOptions diagonal_grid = grid;
+  quant::GridOptions diagonal_grid = grid;
   at::Tensor diagonal_I = hessian_II.defined() ? hessian_II.diagonal().contiguous() : at::Tensor();
-  if (makes_up && grid.scales == ScaleSearch::hessian) {  // the weighing of GPTQ
-    diagonal_grid.scales = ScaleSearch::hessian_diagonal;
+  if (makes_up && grid.scales == quant::ScaleSearch::hessian) {  // the weighing of GPTQ
+    diagonal_grid.scales = quant::ScaleSearch::hessian_diagonal;
     diagonal_I = conditional_I;
   }
-  const QuantizedWeight rounded = !makes_up && grid.scales == ScaleSearch::hessian
-                                      ? rtn_with_hessian(weight_OI, hessian_II, grid)
-                                      : rtn(weight_OI, diagonal_I, diagonal_grid);
-  std::vector<float> values = dequantize(rounded);
+  const runtime::QuantizedWeight rounded = !makes_up && grid.scales == quant::ScaleSearch::hessian
+                                               ? quant::rtn_with_hessian(weight_OI, hessian_II, grid)
+                                               : quant::rtn(weight_OI, diagonal_I, diagonal_grid);
+  std::vector<float> values = runtime::dequantize(rounded);
   const at::Tensor rounded_OI = at::from_blob(values.data(), weight_OI.sizes(), at::kFloat);
-  if (!makes_up) return trace_error(weight_OI, rounded_OI, hessian_II);
+  if (!makes_up) return quant::trace_error(weight_OI, rounded_OI, hessian_II);
   // Rows are split into chunks of fixed size and summed in order.
   constexpr int64_t kRows = 64;
   const int64_t num_out = weight_OI.size(0), num_in = weight_OI.size(1);
   const float* weight = weight_OI.const_data_ptr<float>();
   const float* importance = conditional_I.const_data_ptr<float>();
   std::vector<double> sums(static_cast<size_t>((num_out + kRows - 1) / kRows));
-  for_row_chunks(num_out, kRows, [&](int64_t first, int64_t count) {
+  quant::for_row_chunks(num_out, kRows, [&](int64_t first, int64_t count) {
     double sum = 0.0;
     for (int64_t i = first * num_in; i < (first + count) * num_in; ++i) {
       const double error = static_cast<double>(weight[i]) - static_cast<double>(values[static_cast<size_t>(i)]);
@@ -350,10 +352,11 @@ double predict_error(const at::Tensor& weight_OI, const at::Tensor& hessian_II, 
   return total;
 }
 
-Survey survey_model(const Checkpoint& checkpoint, const RunPlan& plan, ModelWalk& walk, const ScoredWindows& windows,
-                    const SurveyOptions& options, int num_threads, Progress& progress) {
+Survey survey_model(const runtime::Checkpoint& checkpoint, const RunPlan& plan, ModelWalk& walk,
+                    const runtime::ScoredWindows& windows, const SurveyOptions& options, int num_threads,
+                    runtime::Progress& progress) {
   const std::vector<RoundedSite> sites = measured_sites(options);
-  const std::unique_ptr<Backend> backend = make_backend({.num_threads = num_threads});
+  const std::unique_ptr<runtime::Backend> backend = runtime::make_backend({.num_threads = num_threads});
   const size_t num_travellers = options.patterns.size() * measured_parts(plan, options).size();
   LeaveOneOut leave_one_out(checkpoint, windows, *backend, num_travellers, sites);
   Survey survey{windows.label(), leave_one_out.baseline_nll(), {}};
@@ -366,13 +369,14 @@ Survey survey_model(const Checkpoint& checkpoint, const RunPlan& plan, ModelWalk
   return survey;
 }
 
-LeaveOneOut::Extent survey_extent(const RunPlan& plan, const ScoredWindows& windows, const SurveyOptions& options) {
+LeaveOneOut::Extent survey_extent(const RunPlan& plan, const runtime::ScoredWindows& windows,
+                                  const SurveyOptions& options) {
   const auto num_parts = static_cast<int64_t>(measured_parts(plan, options).size());
   const auto num_patterns = static_cast<int64_t>(options.patterns.size());
   return {.num_windows = windows.windows.num_windows,
           .num_tokens = windows.windows.num_tokens,
-          .changes_per_block = num_patterns > 0 ? 0 : num_parts * static_cast<int64_t>(kStages.size()),
+          .changes_per_block = num_patterns > 0 ? 0 : num_parts * static_cast<int64_t>(runtime::kStages.size()),
           .num_travellers = num_patterns * num_parts + static_cast<int64_t>(measured_sites(options).size())};
 }
 
-}  // namespace pare
+}  // namespace pare::compress

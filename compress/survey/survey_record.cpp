@@ -10,7 +10,7 @@
 #include "runtime/system/progress.h"
 #include "runtime/system/visible_text.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -18,13 +18,13 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kMost = int64_t{1} << 50;  // for weights and bytes, whose sums must fit
 constexpr std::array kStoredBits = {2, 3, 4, 8, 16};
 
-Json estimate_json(const Estimate& estimate) {
+Json estimate_json(const runtime::Estimate& estimate) {
   return {{"value", estimate.value},
           {"standard_error", estimate.standard_error ? Json(*estimate.standard_error) : Json()}};
 }
 
-Estimate parse_estimate(const Json& json) {
-  Estimate estimate;
+runtime::Estimate parse_estimate(const Json& json) {
+  runtime::Estimate estimate;
   estimate.value = json.at("value").get<double>();
   if (!json.at("standard_error").is_null()) estimate.standard_error = json.at("standard_error").get<double>();
   return estimate;
@@ -45,7 +45,8 @@ double error_of(const Json& item) {
 }
 
 SurveyedCandidate parse_candidate(const Json& item) {
-  const int64_t bits = whole_number(item, "bits", 0), group_size = whole_number(item, "group_size", kPerChannel);
+  const int64_t bits = whole_number(item, "bits", 0),
+                group_size = whole_number(item, "group_size", runtime::kPerChannel);
   if (std::find(kStoredBits.begin(), kStoredBits.end(), bits) == kStoredBits.end()) {
     throw std::invalid_argument("a number of bits that nothing is stored in");
   }
@@ -84,12 +85,12 @@ std::string to_json(const Survey& survey) {
     }
     json["groups"].push_back(std::move(item));
   }
-  return json_text(json);
+  return runtime::json_text(json);
 }
 
 Survey parse_survey(const std::string& text, const std::string& where) {
   try {
-    const Json json = parse_ordered_json(text, where);
+    const Json json = runtime::parse_ordered_json(text, where);
     Survey survey{json.at("label").get<std::string>(), json.at("baseline_nll").get<double>(), {}};
     for (const Json& item : json.at("groups")) {
       SurveyedGroup& group = survey.groups.emplace_back();
@@ -106,7 +107,7 @@ Survey parse_survey(const std::string& text, const std::string& where) {
       }
     }
     return survey;
-  } catch (const BadJson& error) {
+  } catch (const runtime::BadJson& error) {
     throw std::runtime_error(std::string(error.what()) + ": start over with --fresh");
   } catch (const std::invalid_argument& error) {
     throw std::runtime_error(where + " is damaged (" + error.what() + "): start over with --fresh");
@@ -117,9 +118,9 @@ Survey parse_survey(const std::string& text, const std::string& where) {
 
 std::vector<std::string> to_lines(const Survey& survey, size_t num_columns) {
   enum Column : size_t { kGroup, kPart, kScheme, kLoss, kKl, kNumColumns };
-  const auto cell = [](const Estimate& estimate) {
-    const std::string value = (estimate.value < 0.0 ? "" : "+") + format_number(estimate.value, 6);
-    return estimate.standard_error ? value + " +- " + format_number(*estimate.standard_error, 6) : value;
+  const auto cell = [](const runtime::Estimate& estimate) {
+    const std::string value = (estimate.value < 0.0 ? "" : "+") + runtime::format_number(estimate.value, 6);
+    return estimate.standard_error ? value + " +- " + runtime::format_number(*estimate.standard_error, 6) : value;
   };
   std::vector<std::array<std::string, kNumColumns>> rows = {{"group", "part", "rounded to", "loss (paired)", "KL"}};
   for (const SurveyedGroup& group : survey.groups) {
@@ -144,12 +145,12 @@ std::vector<std::string> to_lines(const Survey& survey, size_t num_columns) {
     widths[kGroup] -= std::min(all() - num_columns, widths[kGroup] - std::min(widths[kGroup], kLeastName));
 
   std::vector<std::string> lines = {"sensitivity: what rounding each group alone adds, in nats per token; " +
-                                    survey.label + "; uncompressed: " + format_number(survey.baseline_nll, 5)};
+                                    survey.label + "; uncompressed: " + runtime::format_number(survey.baseline_nll, 5)};
   for (const auto& row : rows) {
     std::string line;
     for (size_t c = 0; c < kNumColumns; ++c) {
       if (widths[c] == 0) continue;
-      const std::string text = c == kGroup ? shortened_name(row[c], widths[c]) : row[c];
+      const std::string text = c == kGroup ? runtime::shortened_name(row[c], widths[c]) : row[c];
       const std::string fill(widths[c] - text.size(), ' ');
       const bool is_number = c == kLoss || c == kKl;
       line += (line.empty() ? "" : std::string(kGap, ' ')) + (is_number ? fill + text : text + fill);
@@ -159,4 +160,4 @@ std::vector<std::string> to_lines(const Survey& survey, size_t num_columns) {
   return lines;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -9,7 +9,7 @@
 #include "runtime/evaluate/perplexity.h"
 #include "runtime/format/linear_weights.h"
 
-namespace pare {
+namespace pare::compress {
 
 // The part that a measurement rounds.
 enum class RoundedPart { weights, activations };
@@ -18,7 +18,7 @@ std::string_view part_name(RoundedPart part);  // "weights"
 // One way to store a group, and the error that it is predicted to leave.
 struct SurveyedCandidate {
   int bits = 4;  // 2, 3, 4, 8, 16
-  int64_t group_size = kPerChannel;
+  int64_t group_size = runtime::kPerChannel;
   int64_t size_bytes = 0;
   double error = 0.0;
 };
@@ -30,8 +30,8 @@ struct SurveyedGroup {
   RoundedPart part = RoundedPart::weights;
   std::string scheme;                         // a description of what was measured: "gptq 3 bits g32"
   double error = 0.0;                         // predicted for that scheme, in the candidates' unit
-  Estimate increase;                          // in the mean negative log likelihood, nats per token, paired by window
-  Estimate kl;                                // KL(uncompressed || rounded), nats per token
+  runtime::Estimate increase;                 // in the mean negative log likelihood, nats per token, paired by window
+  runtime::Estimate kl;                       // KL(uncompressed || rounded), nats per token
   std::vector<SurveyedCandidate> candidates;  // for a budget: ascending bits, for each descending group size
 };
 
@@ -50,4 +50,4 @@ Survey parse_survey(const std::string& json, const std::string& where);
 // room for all of it, names are shortened and the least important columns are left out.
 std::vector<std::string> to_lines(const Survey& survey, size_t num_columns);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -1,6 +1,6 @@
 #include "compress/train/frozen_model.h"
 
-namespace pare {
+namespace pare::compress {
 
 at::Tensor FrozenModel::normalized(const at::Tensor& ids_BT, std::vector<KeyValues>* earlier,
                                    std::vector<at::Tensor>* behind_blocks, const DocumentStarts& starts) const {
@@ -15,8 +15,8 @@ at::Tensor FrozenModel::normalized(const at::Tensor& ids_BT, std::vector<KeyValu
   return functions->final_norm(gain_D, hidden_BTD);
 }
 
-FrozenModel read_frozen(const Checkpoint& checkpoint, const DecoderFunctions& functions, HeldWeights held) {
-  const ModelDescription& model = checkpoint.description();
+FrozenModel read_frozen(const runtime::Checkpoint& checkpoint, const DecoderFunctions& functions, HeldWeights held) {
+  const runtime::ModelDescription& model = checkpoint.description();
   const at::ScalarType compute = functions.compute_type();
   const at::Device device = functions.device();
   FrozenModel frozen{&functions, read_table(checkpoint, checkpoint.embedding(), compute).to(device), {}, {}, {}};
@@ -30,4 +30,4 @@ FrozenModel read_frozen(const Checkpoint& checkpoint, const DecoderFunctions& fu
   return frozen;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -7,7 +7,7 @@
 
 #include "compress/model/decoder_functions.h"
 
-namespace pare {
+namespace pare::compress {
 
 // In its compute type.
 struct FrozenModel {
@@ -27,6 +27,6 @@ struct FrozenModel {
   at::Tensor logits(const at::Tensor& normalized_RD) const { return functions->logits(head_VD, normalized_RD); }
 };
 // On the device of `functions`, which must outlive it.
-FrozenModel read_frozen(const Checkpoint& checkpoint, const DecoderFunctions& functions, HeldWeights held);
+FrozenModel read_frozen(const runtime::Checkpoint& checkpoint, const DecoderFunctions& functions, HeldWeights held);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -1,6 +1,6 @@
 #include "compress/train/gradient_order.h"
 
-namespace pare {
+namespace pare::compress {
 
 void GradientOrder::add(int64_t micro_batch, int64_t place, const std::function<void()>& add) {
   int64_t& next = next_.at(static_cast<size_t>(place));
@@ -25,4 +25,4 @@ void GradientOrder::give_up() {
   changed_.notify_all();
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <vector>
 
-namespace pare {
+namespace pare::compress {
 
 // Thrown where a micro-batch would wait for one that has failed, whose own exception is the cause.
 class GivenUp : public std::runtime_error {
@@ -48,4 +48,4 @@ struct GradientTurn {
   }
 };
 
-}  // namespace pare
+}  // namespace pare::compress

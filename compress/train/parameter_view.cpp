@@ -17,7 +17,7 @@
 #include "compress/model/stage_products.h"
 #include "distill/rows.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 constexpr int64_t kElementsOfTask = 1 << 16;
@@ -82,7 +82,7 @@ class FrozenView : public ParameterView {
 
 class FloatView : public ParameterView {
  public:
-  FloatView(std::string name, ParameterKind kind, const at::Tensor& value, DType dtype, at::Tensor kept,
+  FloatView(std::string name, ParameterKind kind, const at::Tensor& value, runtime::DType dtype, at::Tensor kept,
             bool unit_offset)
       : dtype_(dtype), kept_(kept.defined() ? kept.contiguous() : kept), unit_offset_(unit_offset) {
     parameter_.name = std::move(name);
@@ -93,7 +93,8 @@ class FloatView : public ParameterView {
 
   at::Tensor value(at::ScalarType compute) const override {
     if (parameter_.kind == ParameterKind::gain) compute = at::kFloat;
-    if (compute == at::kBFloat16 && dtype_ == DType::BF16 && !unit_offset_) return parameter_.value.to(compute);
+    if (compute == at::kBFloat16 && dtype_ == runtime::DType::BF16 && !unit_offset_)
+      return parameter_.value.to(compute);
     return unit_offset_ ? stored().add_(1.0).to(compute) : stored().to(compute);
   }
 
@@ -121,23 +122,24 @@ class FloatView : public ParameterView {
 
  private:
   Parameter parameter_;
-  DType dtype_;
+  runtime::DType dtype_;
   at::Tensor kept_;
   bool unit_offset_;
 };
 
 }  // namespace
 
-at::Tensor rounded_to(const at::Tensor& x, DType dtype) {
+at::Tensor rounded_to(const at::Tensor& x, runtime::DType dtype) {
   switch (dtype) {
-    case DType::F32:
+    case runtime::DType::F32:
       return x.clone();
-    case DType::F16:
+    case runtime::DType::F16:
       return x.to(at::kHalf).to(at::kFloat);
-    case DType::BF16:
+    case runtime::DType::BF16:
       return x.to(at::kBFloat16).to(at::kFloat);
     default:
-      throw std::invalid_argument("rounded_to: expected F32, F16 or BF16, found " + std::string(dtype_name(dtype)));
+      throw std::invalid_argument("rounded_to: expected F32, F16 or BF16, found " +
+                                  std::string(runtime::dtype_name(dtype)));
   }
 }
 
@@ -145,12 +147,12 @@ std::unique_ptr<ParameterView> frozen_view(at::Tensor value, at::Tensor stored) 
   return std::make_unique<FrozenView>(std::move(value), std::move(stored));
 }
 
-std::unique_ptr<ParameterView> float_view(std::string name, ParameterKind kind, const at::Tensor& value, DType dtype,
-                                          at::Tensor kept, bool unit_offset) {
+std::unique_ptr<ParameterView> float_view(std::string name, ParameterKind kind, const at::Tensor& value,
+                                          runtime::DType dtype, at::Tensor kept, bool unit_offset) {
   return std::make_unique<FloatView>(std::move(name), kind, value, dtype, std::move(kept), unit_offset);
 }
 
-GridView::GridView(const std::string& name, const QuantizedWeight& weight, const GridTraining& training,
+GridView::GridView(const std::string& name, const runtime::QuantizedWeight& weight, const GridTraining& training,
                    at::Device device)
     : trains_offsets_(training.offsets), trains_scales_(training.scales) {
   if (!weight.code->is_integer()) {
@@ -199,7 +201,7 @@ at::Tensor GridView::stored_scales() const {
 }
 
 at::Tensor GridView::value(at::ScalarType compute) const {
-  return weight_of(grid_, offsets_.value, stored_scales()).to(compute);
+  return distill::weight_of(grid_, offsets_.value, stored_scales()).to(compute);
 }
 
 void GridView::add_gradient(const at::Tensor& gradient) {
@@ -209,11 +211,11 @@ void GridView::add_gradient(const at::Tensor& gradient) {
 void GridView::finish_gradients() {
   if (!sum_OI_.defined()) return;
   const at::Tensor by_scale_OG =
-      grid_gradients(grid_, offsets_.value, stored_scales().contiguous(), sum_OI_).mul_(unit_OG_);
+      distill::grid_gradients(grid_, offsets_.value, stored_scales().contiguous(), sum_OI_).mul_(unit_OG_);
   if (!trains_offsets_) sum_OI_.zero_();
   if (!trains_scales_) return;
   const bool is_shared = scales_.value.sizes() != unit_OG_.sizes();
-  scales_.gradient.copy_(is_shared ? row_sums(by_scale_OG.view({1, -1})).view({1, 1}) : by_scale_OG);
+  scales_.gradient.copy_(is_shared ? distill::row_sums(by_scale_OG.view({1, -1})).view({1, 1}) : by_scale_OG);
 }
 
 std::vector<Parameter*> GridView::parameters() {
@@ -226,19 +228,19 @@ std::vector<Parameter*> GridView::parameters() {
 void GridView::check_zeros() const {
   if (!grid_.kept_OI.defined()) return;
   const at::Tensor is_zero_OI =
-      codes_of(grid_, offsets_.value).to(at::kFloat).eq(grid_.zeros_OG.index_select(1, grid_.group_I));
+      distill::codes_of(grid_, offsets_.value).to(at::kFloat).eq(grid_.zeros_OG.index_select(1, grid_.group_I));
   if (is_zero_OI.logical_or_(grid_.kept_OI).logical_not().any().item<bool>()) {
     throw std::logic_error(offsets_.name + ": a step gave a pruned weight a value");
   }
 }
 
-QuantizedWeight GridView::weight() const {
-  QuantizedWeight weight = start_;
-  const at::Tensor codes_OI = codes_of(grid_, offsets_.value).to(at::kCPU).contiguous();
+runtime::QuantizedWeight GridView::weight() const {
+  runtime::QuantizedWeight weight = start_;
+  const at::Tensor codes_OI = distill::codes_of(grid_, offsets_.value).to(at::kCPU).contiguous();
   const at::Tensor scales_OG = stored_scales().to(at::kCPU).contiguous();
   weight.codes_OI.assign(codes_OI.const_data_ptr<uint8_t>(), codes_OI.const_data_ptr<uint8_t>() + codes_OI.numel());
   weight.scales_OG.assign(scales_OG.const_data_ptr<float>(), scales_OG.const_data_ptr<float>() + scales_OG.numel());
   return weight;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -12,7 +12,7 @@
 #include "distill/straight_through.h"
 #include "runtime/format/linear_weights.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Of what a parameter is, which decides its learning rate: a weight in floating point, a gain or a bias; the scales of
 // a grid, whose steps are relative to their size; offsets on it, in steps of the grid.
@@ -62,8 +62,8 @@ std::unique_ptr<ParameterView> frozen_view(at::Tensor value, at::Tensor stored =
 
 // A float tensor, on whose device all is that follows from it, that is stored as `dtype` (F32, F16, BF16). kept: bool,
 // of its shape; undefined: all. unit_offset: what is stored is the value less 1 (gemma's gains).
-std::unique_ptr<ParameterView> float_view(std::string name, ParameterKind kind, const at::Tensor& value, DType dtype,
-                                          at::Tensor kept = {}, bool unit_offset = false);
+std::unique_ptr<ParameterView> float_view(std::string name, ParameterKind kind, const at::Tensor& value,
+                                          runtime::DType dtype, at::Tensor kept = {}, bool unit_offset = false);
 
 // What of a grid is trained, and what its container has no place for.
 struct GridTraining {
@@ -78,7 +78,7 @@ struct GridTraining {
 // Throws std::invalid_argument for FP8 codes, which have no grid of equal steps.
 class GridView : public ParameterView {
  public:
-  GridView(const std::string& name, const QuantizedWeight& weight, const GridTraining& training,
+  GridView(const std::string& name, const runtime::QuantizedWeight& weight, const GridTraining& training,
            at::Device device = at::kCPU);
   at::Tensor value(at::ScalarType compute) const override;
   void add_gradient(const at::Tensor& gradient) override;
@@ -87,12 +87,12 @@ class GridView : public ParameterView {
   bool keeps_zeros() const override { return grid_.kept_OI.defined(); }
   void check_zeros() const override;
   // As it is to be stored.
-  QuantizedWeight weight() const;
+  runtime::QuantizedWeight weight() const;
 
  private:
   at::Tensor stored_scales() const;
-  QuantizedWeight start_;  // without codes and scales
-  TrainedGrid grid_;
+  runtime::QuantizedWeight start_;  // without codes and scales
+  distill::TrainedGrid grid_;
   bool trains_offsets_, trains_scales_;
   Parameter offsets_, scales_;  // of scales [O, G], or [1, 1]
   at::Tensor sum_OI_;           // of gradients by value(); the offsets' gradient where they are trained
@@ -100,6 +100,6 @@ class GridView : public ParameterView {
 };
 
 // The type's values of x, as float32.
-at::Tensor rounded_to(const at::Tensor& x, DType dtype);
+at::Tensor rounded_to(const at::Tensor& x, runtime::DType dtype);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -6,30 +6,31 @@
 #include "compress/passes/compress_stage.h"
 #include "runtime/commands/layer_sparsity.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
-std::vector<std::byte> bytes_as(DType dtype, const at::Tensor& values) {
+std::vector<std::byte> bytes_as(runtime::DType dtype, const at::Tensor& values) {
   const at::Tensor contiguous = values.to(at::kCPU).contiguous();
-  std::vector<std::byte> bytes(static_cast<size_t>(contiguous.numel()) * dtype_size_bytes(dtype));
-  convert_from_float(dtype, {contiguous.const_data_ptr<float>(), static_cast<size_t>(contiguous.numel())}, bytes);
+  std::vector<std::byte> bytes(static_cast<size_t>(contiguous.numel()) * runtime::dtype_size_bytes(dtype));
+  runtime::convert_from_float(dtype, {contiguous.const_data_ptr<float>(), static_cast<size_t>(contiguous.numel())},
+                              bytes);
   return bytes;
 }
 
-OwnedTensor owned(const Checkpoint& checkpoint, const std::string& name, const at::Tensor& values) {
-  const TensorView& source = checkpoint.tensor(name);
+runtime::OwnedTensor owned(const runtime::Checkpoint& checkpoint, const std::string& name, const at::Tensor& values) {
+  const runtime::TensorView& source = checkpoint.tensor(name);
   return {name, source.dtype, source.shape, bytes_as(source.dtype, values)};
 }
 
 // The narrowest type that holds a fixed range's scale, as the file that it was read from had it.
-DType input_scale_dtype(const InputFormat& input) {
-  for (const DType dtype : {DType::BF16, DType::F16}) {
-    if (round_to(input.scale, dtype) == input.scale) return dtype;
+runtime::DType input_scale_dtype(const runtime::InputFormat& input) {
+  for (const runtime::DType dtype : {runtime::DType::BF16, runtime::DType::F16}) {
+    if (runtime::round_to(input.scale, dtype) == input.scale) return dtype;
   }
-  return DType::F32;
+  return runtime::DType::F32;
 }
 
-double relative_change(const at::Tensor& after, const LinearWeights& before) {
+double relative_change(const at::Tensor& after, const runtime::LinearWeights& before) {
   const at::Tensor start = dense_values(before);
   const double norm = start.pow(2).to(at::kDouble).sum().item<double>();
   return norm > 0.0 ? after.sub(start).pow(2).to(at::kDouble).sum().item<double>() / norm : 0.0;
@@ -37,15 +38,16 @@ double relative_change(const at::Tensor& after, const LinearWeights& before) {
 
 // float32 [O, I], what a file is to hold. A frozen view has its values in the type that is multiplied, which may be
 // narrower than the file's.
-at::Tensor values_to_store(ParameterView& view, const LinearWeights& before) {
+at::Tensor values_to_store(ParameterView& view, const runtime::LinearWeights& before) {
   return view.is_trained() ? view.value(at::kFloat).to(at::kCPU, at::kFloat) : dense_values(before);
 }
 
 // A linear or table with codes, or packed: as its container stores it.
-CompressedLayer stored_layer(ParameterView& view, const Checkpoint& checkpoint, const LinearDescription& linear,
-                             const PackScheme& scheme, const std::map<std::string, SparsityClaim>& claims,
-                             KeptZeros kept_zeros, std::string_view method, bool is_linear) {
-  const LinearWeights before = checkpoint.linear(linear);
+CompressedLayer stored_layer(ParameterView& view, const runtime::Checkpoint& checkpoint,
+                             const runtime::LinearDescription& linear, const runtime::PackScheme& scheme,
+                             const std::map<std::string, runtime::SparsityClaim>& claims, KeptZeros kept_zeros,
+                             std::string_view method, bool is_linear) {
+  const runtime::LinearWeights before = checkpoint.linear(linear);
   CompressedLayer layer;
   LayerRecord& record = layer.record;
   layer.stored.input = before.input;
@@ -53,10 +55,10 @@ CompressedLayer stored_layer(ParameterView& view, const Checkpoint& checkpoint, 
   const at::Tensor value_OI = values_to_store(view, before);
   if (const auto* const grid = dynamic_cast<const GridView*>(&view)) {
     layer.stored.weight = grid->weight();
-  } else if (const auto* const codes = std::get_if<QuantizedWeight>(&before.weight)) {
+  } else if (const auto* const codes = std::get_if<runtime::QuantizedWeight>(&before.weight)) {
     layer.stored.weight = *codes;
   } else {
-    const auto& dense = std::get<DenseWeight>(before.weight);
+    const auto& dense = std::get<runtime::DenseWeight>(before.weight);
     layer.stored.weight.num_out = linear.num_out;
     layer.stored.weight.num_in = linear.num_in;
     layer.stored.weight.pattern = dense.pattern;
@@ -76,7 +78,8 @@ CompressedLayer stored_layer(ParameterView& view, const Checkpoint& checkpoint, 
   const int64_t num_zeros = value_OI.eq(0.0).sum().item<int64_t>();
   const auto claim = claims.find(linear.name);
   const bool is_claimed = claim != claims.end();
-  const std::optional<PrunedZeros> guessed = is_claimed ? std::nullopt : pruned_zeros(before, nullptr);
+  const std::optional<runtime::PrunedZeros> guessed =
+      is_claimed ? std::nullopt : runtime::pruned_zeros(before, nullptr);
   const bool are_kept = kept_zeros == KeptZeros::pruned || (kept_zeros == KeptZeros::claimed && is_claimed);
   const bool stay = are_kept || !view.is_trained();
   if (view.keeps_zeros() || (stay && (is_claimed || guessed))) {
@@ -89,16 +92,16 @@ CompressedLayer stored_layer(ParameterView& view, const Checkpoint& checkpoint, 
 
 }  // namespace
 
-void commit_student(const StudentModel& student, const Checkpoint& checkpoint, const RunPlan& plan,
+void commit_student(const StudentModel& student, const runtime::Checkpoint& checkpoint, const RunPlan& plan,
                     Artifact& artifact) {
-  const ModelDescription& model = checkpoint.description();
+  const runtime::ModelDescription& model = checkpoint.description();
   const std::string_view method = plan.blocks.front().front().steps.front().row->key;  // the training is the only step
-  const std::map<std::string, SparsityClaim> claims = sparsity_claims(checkpoint);
+  const std::map<std::string, runtime::SparsityClaim> claims = runtime::sparsity_claims(checkpoint);
   std::vector<CompressedLayer> tables;
-  std::vector<OwnedTensor> outer;
-  const auto add_table = [&](const LinearDescription& table, const char* name, bool is_linear) {
+  std::vector<runtime::OwnedTensor> outer;
+  const auto add_table = [&](const runtime::LinearDescription& table, const char* name, bool is_linear) {
     ParameterView& view = student.view(name);
-    if (const std::optional<PackScheme> scheme = checkpoint.stored_scheme(table)) {
+    if (const std::optional<runtime::PackScheme> scheme = checkpoint.stored_scheme(table)) {
       tables.push_back(stored_layer(view, checkpoint, table, *scheme, claims, student.kept_zeros(), method, is_linear));
     } else if (view.is_trained()) {
       outer.push_back(owned(checkpoint, table.name + ".weight", view.stored()));
@@ -113,7 +116,7 @@ void commit_student(const StudentModel& student, const Checkpoint& checkpoint, c
 
   for (size_t b = 0; b < model.blocks.size(); ++b) {
     std::vector<CompressedLayer> layers;
-    std::vector<OwnedTensor> changed;
+    std::vector<runtime::OwnedTensor> changed;
     const auto add_tensor = [&](const std::string& name) {
       ParameterView& view = student.view(name);
       if (view.is_trained()) changed.push_back(owned(checkpoint, name, view.stored()));
@@ -130,11 +133,11 @@ void commit_student(const StudentModel& student, const Checkpoint& checkpoint, c
       }
       if (layer.linear.has_bias) add_tensor(layer.linear.name + ".bias");
     }
-    const BlockDescription& block = model.blocks[b];
+    const runtime::BlockDescription& block = model.blocks[b];
     if (block.router) add_tensor(block.router->name + ".weight");
-    for (const NormDescription& norm : norms_of(block)) add_tensor(norm.name + ".weight");
+    for (const runtime::NormDescription& norm : norms_of(block)) add_tensor(norm.name + ".weight");
     commit_layers(part_of_block(static_cast<int64_t>(b)), std::move(layers), std::move(changed), artifact);
   }
 }
 
-}  // namespace pare
+}  // namespace pare::compress

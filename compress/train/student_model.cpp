@@ -7,43 +7,44 @@
 
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::compress {
 
-void check_trainable(const Checkpoint& checkpoint, const TrainedParts& parts) {
-  const auto fail = [](const LinearDescription& linear, const std::string& what) {
+void check_trainable(const runtime::Checkpoint& checkpoint, const TrainedParts& parts) {
+  const auto fail = [](const runtime::LinearDescription& linear, const std::string& what) {
     throw std::invalid_argument(linear.name + ": " + what);
   };
-  for (const LinearDescription& linear : block_linears(checkpoint.description())) {
-    const std::optional<PackScheme> scheme = checkpoint.stored_scheme(linear);
+  for (const runtime::LinearDescription& linear : runtime::block_linears(checkpoint.description())) {
+    const std::optional<runtime::PackScheme> scheme = checkpoint.stored_scheme(linear);
     if (!scheme) continue;
     if (const std::string why = why_not_trained(*scheme); !why.empty()) fail(linear, why);
   }
   if (!parts.embedding) return;
-  for (const LinearDescription& table : {checkpoint.embedding(), checkpoint.head()}) {
+  for (const runtime::LinearDescription& table : {checkpoint.embedding(), checkpoint.head()}) {
     if (!checkpoint.stored_scheme(table)) continue;
     fail(table, "an embedding or head in codes is not trained: leave 'embedding' out");
   }
 }
 
-StudentModel::StudentModel(const Checkpoint& checkpoint, const TrainedParts& parts, const IsTrained& is_trained,
-                           int64_t max_tokens, at::ScalarType compute, at::Device device, KeptZeros kept_zeros)
+StudentModel::StudentModel(const runtime::Checkpoint& checkpoint, const TrainedParts& parts,
+                           const IsTrained& is_trained, int64_t max_tokens, at::ScalarType compute, at::Device device,
+                           KeptZeros kept_zeros)
     : functions_(checkpoint.description(), max_tokens, compute, device), kept_zeros_(kept_zeros) {
   check_trainable(checkpoint, parts);
-  const ModelDescription& model = checkpoint.description();
+  const runtime::ModelDescription& model = checkpoint.description();
   functions_.set_input_formats(read_input_formats(checkpoint));
   if (compute != at::kFloat) exact_.emplace(model, max_tokens, at::kFloat, device);  // no input is rounded then
-  const auto read_norm = [&](const std::string& name, const NormDescription& norm, Views& views) {
+  const auto read_norm = [&](const std::string& name, const runtime::NormDescription& norm, Views& views) {
     at::Tensor gain_D = read_gain(checkpoint, norm).to(device);
-    const DType dtype = checkpoint.tensor(norm.name + ".weight").dtype;
+    const runtime::DType dtype = checkpoint.tensor(norm.name + ".weight").dtype;
     views[name] = parts.vectors
                       ? float_view(norm.name + ".weight", ParameterKind::gain, gain_D, dtype, {}, norm.unit_offset)
                       : frozen_view(std::move(gain_D));
   };
-  const auto read_outer = [&](const char* name, const LinearDescription& table) {
-    const LinearWeights linear = checkpoint.linear(table);
+  const auto read_outer = [&](const char* name, const runtime::LinearDescription& table) {
+    const runtime::LinearWeights linear = checkpoint.linear(table);
     if (parts.embedding) {
       outer_[name] = float_view(table.name + ".weight", ParameterKind::weight, dense_values(linear).to(device),
-                                std::get<DenseWeight>(linear.weight).dtype);
+                                std::get<runtime::DenseWeight>(linear.weight).dtype);
     } else {
       outer_[name] = frozen(linear, dense_values(linear).to(device), compute);
     }
@@ -52,41 +53,41 @@ StudentModel::StudentModel(const Checkpoint& checkpoint, const TrainedParts& par
   read_outer(kEmbedding, checkpoint.embedding());
   if (!model.tied_head) read_outer(kHead, checkpoint.head());
   read_norm(kFinalNorm, model.final_norm, outer_);
-  const std::map<std::string, SparsityClaim> claims = sparsity_claims(checkpoint);
-  for (const BlockDescription& block : model.blocks) {
+  const std::map<std::string, runtime::SparsityClaim> claims = runtime::sparsity_claims(checkpoint);
+  for (const runtime::BlockDescription& block : model.blocks) {
     Views& views = blocks_.emplace_back();
-    for (const LinearDescription& linear : linears_of(block)) {
+    for (const runtime::LinearDescription& linear : linears_of(block)) {
       const auto claim = claims.find(linear.name);
       read_linear(checkpoint, linear, is_trained(linear.name) ? parts : TrainedParts{false, false, false, false},
                   claim == claims.end() ? nullptr : &claim->second, views);
     }
-    for (const NormDescription& norm : norms_of(block)) read_norm(norm.name + ".weight", norm, views);
+    for (const runtime::NormDescription& norm : norms_of(block)) read_norm(norm.name + ".weight", norm, views);
   }
 }
 
-bool StudentModel::keeps_zeros(const LinearWeights& linear, const SparsityClaim* claim) {
+bool StudentModel::keeps_zeros(const runtime::LinearWeights& linear, const runtime::SparsityClaim* claim) {
   if (claim != nullptr && claim->is_packed) return true;  // it has no place for anything else
   if (kept_zeros_ == KeptZeros::none || (claim == nullptr && kept_zeros_ == KeptZeros::claimed)) return false;
   if (claim != nullptr) return true;
-  const std::optional<PrunedZeros> zeros = pruned_zeros(linear, claim);
+  const std::optional<runtime::PrunedZeros> zeros = runtime::pruned_zeros(linear, claim);
   if (!zeros) return false;
   const double share = static_cast<double>(zeros->num_zeros) / static_cast<double>(linear.num_out() * linear.num_in());
-  guessed_as_pruned_.push_back(linear.name + " (" + format_number(100.0 * share, 1) + " %)");
+  guessed_as_pruned_.push_back(linear.name + " (" + runtime::format_number(100.0 * share, 1) + " %)");
   return true;
 }
 
-void StudentModel::read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, TrainedParts parts,
-                               const SparsityClaim* claim, Views& views) {
-  const LinearWeights weights = checkpoint.linear(linear);
+void StudentModel::read_linear(const runtime::Checkpoint& checkpoint, const runtime::LinearDescription& linear,
+                               TrainedParts parts, const runtime::SparsityClaim* claim, Views& views) {
+  const runtime::LinearWeights weights = checkpoint.linear(linear);
   const std::string name = linear.name + ".weight";
-  if (const auto* const quantized = std::get_if<QuantizedWeight>(&weights.weight)) {
+  if (const auto* const quantized = std::get_if<runtime::QuantizedWeight>(&weights.weight)) {
     views[name] = std::make_unique<GridView>(
         linear.name, *quantized,
         GridTraining{parts.weights, parts.scales, checkpoint.stored_scheme(linear)->per_tensor,
                      keeps_zeros(weights, claim)},
         functions_.device());
   } else {
-    const auto& dense = std::get<DenseWeight>(weights.weight);
+    const auto& dense = std::get<runtime::DenseWeight>(weights.weight);
     at::Tensor weight_OI = dense_values(weights).to(functions_.device());
     if (parts.weights) {
       views[name] = float_view(name, ParameterKind::weight, weight_OI, dense.dtype,
@@ -104,7 +105,7 @@ void StudentModel::read_linear(const Checkpoint& checkpoint, const LinearDescrip
   checkpoint.drop_pages(linear);
 }
 
-std::unique_ptr<ParameterView> StudentModel::frozen(const LinearWeights& linear, const at::Tensor& weight_OI,
+std::unique_ptr<ParameterView> StudentModel::frozen(const runtime::LinearWeights& linear, const at::Tensor& weight_OI,
                                                     at::ScalarType type) const {
   at::Tensor value = weight_OI.to(type);
   if (!exact_) return frozen_view(std::move(value));
@@ -209,7 +210,7 @@ FrozenModel StudentModel::frozen() const {
   FrozenModel model = frozen_outer();
   for (int64_t b = 0; b < num_blocks(); ++b) {
     NamedTensors& tensors = model.blocks.emplace_back(held(b));
-    for (const LinearDescription& linear : linears_of(description().blocks[static_cast<size_t>(b)])) {
+    for (const runtime::LinearDescription& linear : linears_of(description().blocks[static_cast<size_t>(b)])) {
       at::Tensor& weight_OI = tensors.find(linear.name + ".weight")->second;
       weight_OI = weight_OI.to(functions().compute_type());
     }
@@ -256,4 +257,4 @@ ParameterView& StudentModel::view(const std::string& name) const {
   return *outer_.at(name);
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -14,7 +14,7 @@
 #include "runtime/commands/layer_sparsity.h"
 #include "runtime/model/checkpoint.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Tensors of the forward pass as leaves of autograd: those that are trained require a gradient.
 struct TrainedTensors {
@@ -27,17 +27,18 @@ using IsTrained = std::function<bool(const std::string& linear)>;
 
 // Throws std::invalid_argument for what a student cannot be: FP8 codes, columns in floating point beside 8-bit ones,
 // an embedding or head in codes that is to be trained. Reads no weights.
-void check_trainable(const Checkpoint& checkpoint, const TrainedParts& parts);
+void check_trainable(const runtime::Checkpoint& checkpoint, const TrainedParts& parts);
 
 class StudentModel {
  public:
   // Reads the checkpoint, in any container. The zeros of pruned linears are kept: of those whose container packs a
   // pattern, and as kept_zeros says of those that pare.json says are pruned, and of dense ones that have as many zeros
   // as only pruning makes (pruned_zeros). Throws std::invalid_argument as check_trainable does.
-  StudentModel(const Checkpoint& checkpoint, const TrainedParts& parts, const IsTrained& is_trained, int64_t max_tokens,
-               at::ScalarType compute, at::Device device = at::kCPU, KeptZeros kept_zeros = KeptZeros::pruned);
+  StudentModel(const runtime::Checkpoint& checkpoint, const TrainedParts& parts, const IsTrained& is_trained,
+               int64_t max_tokens, at::ScalarType compute, at::Device device = at::kCPU,
+               KeptZeros kept_zeros = KeptZeros::pruned);
 
-  const ModelDescription& description() const { return functions_.description(); }
+  const runtime::ModelDescription& description() const { return functions_.description(); }
   const DecoderFunctions& functions() const { return is_as_stored_ && exact_ ? *exact_ : functions_; }
   int64_t num_blocks() const { return static_cast<int64_t>(blocks_.size()); }
   KeptZeros kept_zeros() const { return kept_zeros_; }
@@ -86,13 +87,13 @@ class StudentModel {
  private:
   using Views = std::map<std::string, std::unique_ptr<ParameterView>, std::less<>>;
   // claim: what is said of its zeros; null: nothing.
-  void read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, TrainedParts parts,
-                   const SparsityClaim* claim, Views& views);
+  void read_linear(const runtime::Checkpoint& checkpoint, const runtime::LinearDescription& linear, TrainedParts parts,
+                   const runtime::SparsityClaim* claim, Views& views);
   // Whether the zeros of a weight that is trained stay; notes where that is a guess.
-  bool keeps_zeros(const LinearWeights& linear, const SparsityClaim* claim);
+  bool keeps_zeros(const runtime::LinearWeights& linear, const runtime::SparsityClaim* claim);
   // weight_OI, the linear's values, in the type that is trained with, and with the file's own values beside it where
   // these are other ones.
-  std::unique_ptr<ParameterView> frozen(const LinearWeights& linear, const at::Tensor& weight_OI,
+  std::unique_ptr<ParameterView> frozen(const runtime::LinearWeights& linear, const at::Tensor& weight_OI,
                                         at::ScalarType type) const;
   // Of a block, or of outer_ (index num_blocks()).
   const Views& views(int64_t index) const;
@@ -125,4 +126,4 @@ class StudentAsStored {
   StudentModel& student_;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

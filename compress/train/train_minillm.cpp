@@ -18,7 +18,7 @@
 #include "distill/losses.h"
 #include "distill/minillm.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 // The id at which the cumulative sum of exp(log_probs_V) passes share of the whole.
@@ -58,12 +58,12 @@ Rewarded measure(const TokenBatch& batch, const at::Tensor& hidden_BTD, const St
   for (int64_t first = 0; first < batch.num_tokens(); first += kHeadTokens) {
     const int64_t count = std::min(kHeadTokens, batch.num_tokens() - first);
     const at::Tensor labels = labels_R.narrow(0, first, count);
-    if (!labels.ne(kIgnoredLabel).any().item<bool>()) continue;
+    if (!labels.ne(distill::kIgnoredLabel).any().item<bool>()) continue;
     const at::Tensor logits_RV =
         frozen.logits(frozen.functions->final_norm(frozen.gain_D, hidden_RD.narrow(0, first, count)));
-    rewarded.student_R.narrow(0, first, count).copy_(label_log_probs(logits_RV, labels));
+    rewarded.student_R.narrow(0, first, count).copy_(distill::label_log_probs(logits_RV, labels));
     rewarded.teacher_R.narrow(0, first, count).copy_(teacher.label_losses(first, labels).neg());
-    rewarded.single_step_R.narrow(0, first, count).copy_(reverse_kl(logits_RV, teacher.logits(first, count)));
+    rewarded.single_step_R.narrow(0, first, count).copy_(distill::reverse_kl(logits_RV, teacher.logits(first, count)));
   }
   return rewarded;
 }
@@ -103,7 +103,7 @@ Continuations sample_continuations(const at::Tensor& prompts_BT, int64_t num_new
     };
     const at::Tensor q_BV = next_log_probs(student, student_earlier);
     const at::Tensor p_BV = next_log_probs(teacher.model(), teacher_earlier);
-    const at::Tensor mixed_BV = teacher_mixed_log_probs(p_BV, q_BV, teacher_share);
+    const at::Tensor mixed_BV = distill::teacher_mixed_log_probs(p_BV, q_BV, teacher_share);
     fed_BT = at::empty({batch, 1}, at::kLong);
     for (int64_t b = 0; b < batch; ++b) {
       const double share = static_cast<double>(random() >> 11) * 0x1.0p-53;
@@ -119,15 +119,15 @@ Continuations sample_continuations(const at::Tensor& prompts_BT, int64_t num_new
   return samples;
 }
 
-BatchLoss train_on_samples(const Continuations& given, const MiniLlmOptions& options, bool recompute,
+BatchLoss train_on_samples(const Continuations& given, const distill::MiniLlmOptions& options, bool recompute,
                            int64_t num_step_labels, LiveTeacher& teacher, StudentModel& student) {
   const at::Device device = student.functions().device();
   const Continuations samples{given.ids_BT.to(device), given.mask_BT.to(device), given.behaviour_BT.to(device)};
   const int64_t batch_size = samples.ids_BT.size(0);
   const int64_t num_tokens = samples.ids_BT.size(1);
-  TokenBatch batch{samples.ids_BT, at::full_like(samples.ids_BT, kIgnoredLabel), {}};
+  TokenBatch batch{samples.ids_BT, at::full_like(samples.ids_BT, distill::kIgnoredLabel), {}};
   batch.labels_BT.narrow(1, 0, num_tokens - 1).copy_(samples.ids_BT.narrow(1, 1, num_tokens - 1));
-  batch.labels_BT.masked_fill_(samples.mask_BT.logical_not(), kIgnoredLabel);
+  batch.labels_BT.masked_fill_(samples.mask_BT.logical_not(), distill::kIgnoredLabel);
   teacher.see(batch);
 
   double divergence = 0.0;
@@ -135,7 +135,7 @@ BatchLoss train_on_samples(const Continuations& given, const MiniLlmOptions& opt
   const auto make_loss = [&](const at::Tensor& hidden_BTD) -> TokenLoss {
     const Rewarded rewarded = measure(batch, hidden_BTD, student, teacher);
     const auto shaped = [&](const at::Tensor& values_R) { return values_R.view({batch_size, num_tokens}); };
-    SampledSequences sequences;
+    distill::SampledSequences sequences;
     sequences.student_BT = shaped(rewarded.student_R).detach().requires_grad_(true);
     sequences.teacher_BT = shaped(rewarded.teacher_R);
     sequences.behaviour_BT = samples.behaviour_BT;
@@ -143,7 +143,7 @@ BatchLoss train_on_samples(const Continuations& given, const MiniLlmOptions& opt
     sequences.single_step_BT = shaped(rewarded.single_step_R).detach().requires_grad_(true);
     divergence =
         rewarded.single_step_R.masked_select(samples.mask_BT.reshape({-1})).to(at::kDouble).sum().item<double>();
-    const std::vector<at::Tensor> slopes = torch::autograd::grad({minillm_losses(sequences, options).sum()},
+    const std::vector<at::Tensor> slopes = torch::autograd::grad({distill::minillm_losses(sequences, options).sum()},
                                                                  {sequences.student_BT, sequences.single_step_BT}, {},
                                                                  false, false, /*allow_unused=*/true);
     const auto flat = [&](const at::Tensor& slope_BT) {
@@ -152,9 +152,9 @@ BatchLoss train_on_samples(const Continuations& given, const MiniLlmOptions& opt
     return [&teacher, of_label = flat(slopes[0]), of_divergence = flat(slopes[1])](
                const at::Tensor& logits_RV, const at::Tensor& labels_R, int64_t first) {
       const int64_t count = labels_R.size(0);
-      return label_log_probs(logits_RV, labels_R)
+      return distill::label_log_probs(logits_RV, labels_R)
           .mul(of_label.narrow(0, first, count))
-          .add(reverse_kl(logits_RV, teacher.logits(first, count)).mul(of_divergence.narrow(0, first, count)));
+          .add(distill::reverse_kl(logits_RV, teacher.logits(first, count)).mul(of_divergence.narrow(0, first, count)));
     };
   };
   BatchLoss loss = train_on(batch, make_loss, recompute, num_step_labels, student);
@@ -166,10 +166,10 @@ BatchLoss train_on_text(const TokenBatch& batch, double weight, bool recompute, 
                         StudentModel& student) {
   const auto make_loss = [&](const at::Tensor&) -> TokenLoss {
     return [weight](const at::Tensor& logits_RV, const at::Tensor& labels_R, int64_t) {
-      return hard_label_loss(logits_RV, labels_R).mul(weight);
+      return distill::hard_label_loss(logits_RV, labels_R).mul(weight);
     };
   };
   return train_on(batch, make_loss, recompute, num_step_labels, student);
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -7,7 +7,7 @@
 #include "compress/train/train_step.h"
 #include "distill/options.h"
 
-namespace pare {
+namespace pare::compress {
 
 struct Continuations {
   at::Tensor ids_BT;        // in host memory, int64: prompt and continuation
@@ -27,7 +27,7 @@ Continuations sample_continuations(const at::Tensor& prompts_BT, int64_t num_new
 // Adds the gradients of the mean of minillm_losses over the num_step_labels sampled tokens of the step. Two passes over
 // the head's logits: returns and weights need all of a sequence's rewards before the first gradient. The loss returned
 // is KL(q || p) of the sampled tokens' positions, summed: what is to fall. (minillm_losses' own value means nothing.)
-BatchLoss train_on_samples(const Continuations& samples, const MiniLlmOptions& options, bool recompute,
+BatchLoss train_on_samples(const Continuations& samples, const distill::MiniLlmOptions& options, bool recompute,
                            int64_t num_step_labels, LiveTeacher& teacher, StudentModel& student);
 
 // Adds the gradients of weight times the mean of -log q(label) over the num_step_labels labels of the step's plain text
@@ -35,4 +35,4 @@ BatchLoss train_on_samples(const Continuations& samples, const MiniLlmOptions& o
 BatchLoss train_on_text(const TokenBatch& batch, double weight, bool recompute, int64_t num_step_labels,
                         StudentModel& student);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -21,7 +21,7 @@
 #include "distill/losses.h"
 #include "runtime/system/large_pieces_stay.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 // A piece of the forward pass with its graph: a leaf in front and what it has become behind.
@@ -83,27 +83,27 @@ at::Tensor slim_weights_of(const TokenBatch& batch, const StudentModel& student,
     const at::Tensor x = student.functions().final_norm(outer.all.find(StudentModel::kFinalNorm)->second,
                                                         rows(hidden_BTD, first, count));
     student_R.narrow(0, first, count)
-        .copy_(hard_label_loss(student.functions().logits(student.head(outer), x), labels));
+        .copy_(distill::hard_label_loss(student.functions().logits(student.head(outer), x), labels));
     teacher_R.narrow(0, first, count).copy_(teacher.label_losses(first, labels));
   }
-  return slim_weights(student_R, teacher_R, labels_R, sequence_of_rows(batch));
+  return distill::slim_weights(student_R, teacher_R, labels_R, sequence_of_rows(batch));
 }
 
 // The loss that options name, of the batch's tokens. teacher: null for hard labels.
-TokenLoss loss_of(const DistillLossOptions& options, const TokenBatch& batch, const at::Tensor& hidden_BTD,
+TokenLoss loss_of(const distill::DistillLossOptions& options, const TokenBatch& batch, const at::Tensor& hidden_BTD,
                   Teacher* teacher, const StudentModel& student) {
   if (teacher == nullptr) {
     return [](const at::Tensor& logits_RV, const at::Tensor& labels_R, int64_t) {
-      return hard_label_loss(logits_RV, labels_R);
+      return distill::hard_label_loss(logits_RV, labels_R);
     };
   }
-  const at::Tensor slim_R = options.loss == DistillLoss::slim
+  const at::Tensor slim_R = options.loss == distill::DistillLoss::slim
                                 ? slim_weights_of(batch, student, student.outer(), hidden_BTD, *teacher)
                                 : at::Tensor();
   return [&options, teacher, slim_R](const at::Tensor& logits_RV, const at::Tensor& labels_R, int64_t first) {
     const int64_t count = labels_R.size(0);
-    return token_losses(options, logits_RV, teacher->logits(first, count), labels_R,
-                        slim_R.defined() ? slim_R.narrow(0, first, count) : at::Tensor());
+    return distill::token_losses(options, logits_RV, teacher->logits(first, count), labels_R,
+                                 slim_R.defined() ? slim_R.narrow(0, first, count) : at::Tensor());
   };
 }
 
@@ -118,7 +118,7 @@ at::Tensor gradient_of_products(const TokenLoss& token_loss, int64_t num_step_la
     const at::Tensor products = leaf(products_RV.narrow(0, row, count));
     const at::Tensor labels = labels_R.narrow(0, row, count);
     const at::Tensor mean =
-        mean_loss(token_loss(functions.logits_of(products), labels, first + row), labels, num_step_labels);
+        distill::mean_loss(token_loss(functions.logits_of(products), labels, first + row), labels, num_step_labels);
     loss.sum += mean.item<double>() * static_cast<double>(num_step_labels);
     gradient_RV.narrow(0, row, count).copy_(torch::autograd::grad({mean}, {products}).front());
   }
@@ -150,7 +150,7 @@ at::Tensor train_head(const TokenBatch& batch, const TokenLoss& token_loss, int6
   for (int64_t first = 0; first < batch.num_tokens(); first += kHeadTokens) {
     const int64_t count = std::min(kHeadTokens, batch.num_tokens() - first);
     const at::Tensor labels = labels_R.narrow(0, first, count);
-    const int64_t num_labels = labels.ne(kIgnoredLabel).sum().item<int64_t>();
+    const int64_t num_labels = labels.ne(distill::kIgnoredLabel).sum().item<int64_t>();
     if (num_labels == 0) continue;
     const at::Tensor input = leaf(rows(hidden_BTD, first, count));
     const at::Tensor x = student.functions().final_norm(outer.all.find(StudentModel::kFinalNorm)->second, input);
@@ -173,7 +173,7 @@ struct HiddenTargets {
 
 // The states of a batch's teacher that the student's are compared with. Throws std::invalid_argument where it keeps
 // none.
-HiddenTargets targets_of(const DistillLossOptions& options, const Teacher* teacher) {
+HiddenTargets targets_of(const distill::DistillLossOptions& options, const Teacher* teacher) {
   if (teacher == nullptr || teacher->hidden_states().empty()) {
     throw std::invalid_argument("hidden_weight: expected a teacher that keeps its hidden states");
   }
@@ -185,9 +185,10 @@ at::Tensor mean_distance(const TokenBatch& batch, const HiddenTargets& targets, 
                          int64_t num_blocks, const at::Tensor& student_BTD) {
   const auto num_teacher = static_cast<int64_t>(targets.of_teacher.size());
   const at::Tensor& teacher_BTD =
-      targets.of_teacher.at(static_cast<size_t>(teacher_block(block, num_blocks, num_teacher)));
-  return mean_loss(hidden_distances(rows(student_BTD, 0, batch.num_tokens()), rows(teacher_BTD, 0, batch.num_tokens())),
-                   batch.labels_BT.reshape({-1}), num_step_labels)
+      targets.of_teacher.at(static_cast<size_t>(distill::teacher_block(block, num_blocks, num_teacher)));
+  return distill::mean_loss(distill::hidden_distances(rows(student_BTD, 0, batch.num_tokens()),
+                                                      rows(teacher_BTD, 0, batch.num_tokens())),
+                            batch.labels_BT.reshape({-1}), num_step_labels)
       .mul(targets.weight / static_cast<double>(num_blocks));
 }
 
@@ -232,7 +233,7 @@ BatchLoss train_pieces(const TokenBatch& batch, const LossOfHidden& make_loss, b
       hidden = pieces.back().output.detach();
     }
   }
-  if (hidden.is_cpu()) give_back_holes();  // all activations are there
+  if (hidden.is_cpu()) runtime::give_back_holes();  // all activations are there
   BatchLoss loss;
   at::Tensor gradient =
       train_head(batch, make_loss(hidden), num_step_labels, hidden, student, outer, outer_gradients, loss);
@@ -255,8 +256,8 @@ BatchLoss train_pieces(const TokenBatch& batch, const LossOfHidden& make_loss, b
 // Rows of the vocabulary that one side has more of are padding: cut off, or tokens that never come.
 class LiveTeacherModel : public LiveTeacher {
  public:
-  LiveTeacherModel(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute, int64_t num_vocabulary,
-                   const TeacherUse& use, at::Device device)
+  LiveTeacherModel(const runtime::Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute,
+                   int64_t num_vocabulary, const TeacherUse& use, at::Device device)
       : num_vocabulary_(num_vocabulary), keeps_hidden_(use.keeps_hidden) {
     check_vocabularies(checkpoint.description().vocabulary_size, num_vocabulary);
     DecoderFunctions functions(checkpoint.description(), max_tokens, compute, device);
@@ -271,7 +272,7 @@ class LiveTeacherModel : public LiveTeacher {
   }
 
   at::Tensor label_losses(int64_t first, const at::Tensor& labels_R) override {
-    return hard_label_loss(values(first, labels_R.size(0)).to(at::kFloat), labels_R);
+    return distill::hard_label_loss(values(first, labels_R.size(0)).to(at::kFloat), labels_R);
   }
 
   const std::vector<at::Tensor>& hidden_states() const override { return hidden_; }
@@ -311,7 +312,9 @@ class LiveTeacherModel : public LiveTeacher {
     normalized_ = model().normalized(batch.ids_BT, nullptr, keeps_hidden_ ? &hidden_ : nullptr, batch.starts);
   }
 
-  TeacherLogits make_logits(int64_t first, int64_t count) override { return TeacherLogits(values(first, count)); }
+  distill::TeacherLogits make_logits(int64_t first, int64_t count) override {
+    return distill::TeacherLogits(values(first, count));
+  }
 
   // In the compute type where nothing is done to the products: half of float32's memory, and the same numbers.
   at::Tensor values(int64_t first, int64_t count) const {
@@ -341,7 +344,7 @@ void Teacher::see(const TokenBatch& batch) {
   look_at(batch);
 }
 
-TeacherLogits Teacher::logits(int64_t first, int64_t count) {
+distill::TeacherLogits Teacher::logits(int64_t first, int64_t count) {
   if (!made_ || first < first_made_ || first + count > first_made_ + made_->num_tokens()) {
     made_ = make_logits(first, std::min(std::max(count, kHeadTokens), num_rows_ - first));
     first_made_ = first;
@@ -384,7 +387,7 @@ int64_t LabelledWindows::num_labels(std::span<const int64_t> chosen) const {
   }
   for (const int64_t n : chosen) {
     const std::span<const int32_t> labels = this->labels(n);
-    count += std::count_if(labels.begin(), labels.end(), [](int32_t label) { return label != kIgnoredLabel; });
+    count += std::count_if(labels.begin(), labels.end(), [](int32_t label) { return label != distill::kIgnoredLabel; });
   }
   return count;
 }
@@ -392,18 +395,18 @@ int64_t LabelledWindows::num_labels(std::span<const int64_t> chosen) const {
 TokenBatch make_batch(const LabelledWindows& data, std::span<const int64_t> chosen) {
   const auto num_sequences = static_cast<int64_t>(chosen.size());
   const auto label_of = [&](int64_t n, int64_t t) -> int64_t {
-    if (t >= data.length(n)) return kIgnoredLabel;
+    if (t >= data.length(n)) return distill::kIgnoredLabel;
     if (!data.labels_NT.empty()) return data.labels(n)[static_cast<size_t>(t)];
     if (!data.starts_N.empty()) {
       const std::vector<int32_t>& starts = data.starts_N[static_cast<size_t>(n)];
-      if (std::binary_search(starts.begin(), starts.end(), static_cast<int32_t>(t + 1))) return kIgnoredLabel;
+      if (std::binary_search(starts.begin(), starts.end(), static_cast<int32_t>(t + 1))) return distill::kIgnoredLabel;
     }
-    return t + 1 < data.length(n) ? data.ids(n)[static_cast<size_t>(t + 1)] : kIgnoredLabel;
+    return t + 1 < data.length(n) ? data.ids(n)[static_cast<size_t>(t + 1)] : distill::kIgnoredLabel;
   };
   int64_t num_tokens = 1;  // up to the last that has a label, and the token that is it
   for (const int64_t n : chosen) {
     for (int64_t t = data.length(n) - 1; t + 1 > num_tokens; --t) {
-      if (label_of(n, t) != kIgnoredLabel) num_tokens = std::min(t + 2, data.length(n));
+      if (label_of(n, t) != distill::kIgnoredLabel) num_tokens = std::min(t + 2, data.length(n));
     }
   }
   TokenBatch batch{at::empty({num_sequences, num_tokens}, at::kLong),
@@ -439,11 +442,12 @@ void check_vocabularies(int64_t teachers, int64_t students) {
 }
 
 int64_t count_labels(const TokenBatch& batch) {
-  return batch.labels_BT.ne(kIgnoredLabel).sum().item<int64_t>();
+  return batch.labels_BT.ne(distill::kIgnoredLabel).sum().item<int64_t>();
 }
 
-std::unique_ptr<LiveTeacher> live_teacher(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute,
-                                          int64_t num_vocabulary, const TeacherUse& use, at::Device device) {
+std::unique_ptr<LiveTeacher> live_teacher(const runtime::Checkpoint& checkpoint, int64_t max_tokens,
+                                          at::ScalarType compute, int64_t num_vocabulary, const TeacherUse& use,
+                                          at::Device device) {
   return std::make_unique<LiveTeacherModel>(checkpoint, max_tokens, compute, num_vocabulary, use, device);
 }
 
@@ -453,8 +457,8 @@ BatchLoss train_on(const TokenBatch& batch, const LossOfHidden& make_loss, bool 
                       /*targets=*/nullptr, student, {});
 }
 
-BatchLoss train_on(const TokenBatch& given, const DistillLossOptions& options, bool recompute, int64_t num_step_labels,
-                   Teacher* teacher, StudentModel& student, const GradientTurn& turn) {
+BatchLoss train_on(const TokenBatch& given, const distill::DistillLossOptions& options, bool recompute,
+                   int64_t num_step_labels, Teacher* teacher, StudentModel& student, const GradientTurn& turn) {
   const TokenBatch batch = given.to(student.functions().device());
   if (teacher != nullptr) teacher->see(batch);
   const auto make_loss = [&](const at::Tensor& hidden_BTD) {
@@ -467,7 +471,7 @@ BatchLoss train_on(const TokenBatch& given, const DistillLossOptions& options, b
   return train_pieces(batch, make_loss, recompute, num_step_labels, &targets, student, turn);
 }
 
-BatchScore score(const TokenBatch& given, const DistillLossOptions* measured, Teacher* teacher,
+BatchScore score(const TokenBatch& given, const distill::DistillLossOptions* measured, Teacher* teacher,
                  const StudentModel& student) {
   const at::NoGradGuard no_grad;
   const TokenBatch batch = given.to(student.functions().device());
@@ -490,16 +494,16 @@ BatchScore score(const TokenBatch& given, const DistillLossOptions* measured, Te
   for (int64_t first = 0; first < batch.num_tokens(); first += kHeadTokens) {
     const int64_t count = std::min(kHeadTokens, batch.num_tokens() - first);
     const at::Tensor labels = labels_R.narrow(0, first, count);
-    if (!labels.ne(kIgnoredLabel).any().item<bool>()) continue;
+    if (!labels.ne(distill::kIgnoredLabel).any().item<bool>()) continue;
     const at::Tensor x =
         student.functions().final_norm(outer.all.find(StudentModel::kFinalNorm)->second, rows(hidden, first, count));
     const at::Tensor logits_RV = student.functions().logits(student.head(outer), x);
-    score.label_loss += hard_label_loss(logits_RV, labels).to(at::kDouble).sum().item<double>();
+    score.label_loss += distill::hard_label_loss(logits_RV, labels).to(at::kDouble).sum().item<double>();
     for (int64_t row = 0; token_loss && row < count; row += kLossTokens) {
       const int64_t num_rows = std::min(kLossTokens, count - row);
       const at::Tensor its_labels = labels.narrow(0, row, num_rows);
       score.measured += token_loss(logits_RV.narrow(0, row, num_rows), its_labels, first + row)
-                            .masked_fill(its_labels.eq(kIgnoredLabel), 0.0)
+                            .masked_fill(its_labels.eq(distill::kIgnoredLabel), 0.0)
                             .to(at::kDouble)
                             .sum()
                             .item<double>();
@@ -508,4 +512,4 @@ BatchScore score(const TokenBatch& given, const DistillLossOptions* measured, Te
   return score;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -18,7 +18,7 @@
 #include "distill/teacher_logits.h"
 #include "runtime/files/npy.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Tokens whose logits exist at a time, for large products; and those of them that a loss is taken of at a time, for its
 // many passes over the vocabulary to find their rows in the cache.
@@ -38,7 +38,7 @@ struct TokenBatch {
 
 // Sequences to train on or to validate with.
 struct LabelledWindows {
-  TokenWindows windows;  // num_tokens: of the longest
+  runtime::TokenWindows windows;  // num_tokens: of the longest
   // What each position predicts, kIgnoredLabel where it predicts nothing. Empty: the next token of its document; the
   // last of a document or a window predicts nothing.
   std::vector<int32_t> labels_NT = {};
@@ -66,7 +66,7 @@ class Teacher {
   void see(const TokenBatch& batch);
   // Of the rows [first, first + count) of the batch, sequence after sequence. They are made for kHeadTokens rows at a
   // time, the last ones of which are kept.
-  TeacherLogits logits(int64_t first, int64_t count);
+  distill::TeacherLogits logits(int64_t first, int64_t count);
   // -log p(label) of the rows from `first` on, float32; 0 where the label is ignored.
   virtual at::Tensor label_losses(int64_t first, const at::Tensor& labels_R) = 0;
   // Of the batch behind each of its blocks, [B, T, D] float32; empty where it does not keep them.
@@ -76,11 +76,11 @@ class Teacher {
 
  private:
   virtual void look_at(const TokenBatch& batch) = 0;
-  virtual TeacherLogits make_logits(int64_t first, int64_t count) = 0;
+  virtual distill::TeacherLogits make_logits(int64_t first, int64_t count) = 0;
 
   int64_t num_rows_ = 0;
   int64_t first_made_ = 0;
-  std::optional<TeacherLogits> made_;
+  std::optional<distill::TeacherLogits> made_;
 };
 
 // One that is there, and not what was recorded of it.
@@ -101,8 +101,8 @@ struct TeacherUse {
 // A checkpoint's forward pass on `device`, in the type `compute`. The checkpoint must outlive it. num_vocabulary: of
 // the student; more logits than that are cut off, fewer are padded with -inf.
 // Throws std::invalid_argument for vocabularies that differ by more than kMaxPadding.
-std::unique_ptr<LiveTeacher> live_teacher(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute,
-                                          int64_t num_vocabulary, const TeacherUse& use = {},
+std::unique_ptr<LiveTeacher> live_teacher(const runtime::Checkpoint& checkpoint, int64_t max_tokens,
+                                          at::ScalarType compute, int64_t num_vocabulary, const TeacherUse& use = {},
                                           at::Device device = at::kCPU);
 // Rows that models of one tokenizer have more or less of: embeddings are padded to multiples of powers of two.
 inline constexpr int64_t kMaxPadding = 1024;
@@ -117,8 +117,8 @@ struct BatchLoss {
 // all micro-batches of the step. teacher: null for a loss that reads none (hard_label). turn: for micro-batches on
 // several threads (gradient_order.h: a place for each block, and one for what is outside of them). Throws
 // std::invalid_argument for a hidden_weight and a teacher that keeps no hidden states, or states of another width.
-BatchLoss train_on(const TokenBatch& batch, const DistillLossOptions& loss, bool recompute, int64_t num_step_labels,
-                   Teacher* teacher, StudentModel& student, const GradientTurn& turn = {});
+BatchLoss train_on(const TokenBatch& batch, const distill::DistillLossOptions& loss, bool recompute,
+                   int64_t num_step_labels, Teacher* teacher, StudentModel& student, const GradientTurn& turn = {});
 
 // The losses of consecutive rows from `first` on, [R] with gradient: of their logits [R, V] and labels [R].
 using TokenLoss = std::function<at::Tensor(const at::Tensor& logits_RV, const at::Tensor& labels_R, int64_t first)>;
@@ -135,9 +135,9 @@ struct BatchScore {
   int64_t num_labels = 0;
 };
 // measured: null for labels alone; teacher: null where that reads none. Throws std::invalid_argument as train_on does.
-BatchScore score(const TokenBatch& batch, const DistillLossOptions* measured, Teacher* teacher,
+BatchScore score(const TokenBatch& batch, const distill::DistillLossOptions* measured, Teacher* teacher,
                  const StudentModel& student);
 
 int64_t count_labels(const TokenBatch& batch);
 
-}  // namespace pare
+}  // namespace pare::compress

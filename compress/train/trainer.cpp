@@ -16,7 +16,7 @@
 #include "quant/row_chunks.h"
 #include "runtime/system/interrupt.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -35,7 +35,7 @@ std::vector<int64_t> order_of_epoch(int64_t num_windows, uint64_t seed, int64_t 
 }
 
 // Decay pulls weights towards 0; a gain, a bias, a grid's scale or an offset has no reason to go there.
-AdamWOptions optimizer_of(ParameterKind kind, AdamWOptions options) {
+distill::AdamWOptions optimizer_of(ParameterKind kind, distill::AdamWOptions options) {
   if (kind != ParameterKind::weight) options.weight_decay = 0.0;
   return options;
 }
@@ -45,7 +45,7 @@ AdamWOptions optimizer_of(ParameterKind kind, AdamWOptions options) {
 void for_micro_batches(int64_t num_micro_batches, const StudentModel& student,
                        const std::function<void(int64_t)>& work) {
   if (student.functions().device().is_cpu() && works_on_threads(num_micro_batches, at::get_num_threads())) {
-    for_row_chunks(num_micro_batches, 1, [&](int64_t index, int64_t) { work(index); });
+    quant::for_row_chunks(num_micro_batches, 1, [&](int64_t index, int64_t) { work(index); });
   } else {
     for (int64_t index = 0; index < num_micro_batches; ++index) work(index);
   }
@@ -54,7 +54,7 @@ void for_micro_batches(int64_t num_micro_batches, const StudentModel& student,
 class Training {
  public:
   Training(const TrainingWindows& data, const DistillOptions& options, const Teachers& teachers, StudentModel& student,
-           TrainingStore& store, Progress& progress)
+           TrainingStore& store, runtime::Progress& progress)
       : data_(data),
         options_(options),
         teachers_(teachers),
@@ -86,11 +86,11 @@ class Training {
     seconds_validating_ = seconds_saving_ = 0.0;
     progress_.begin("train", schedule_.num_steps, "steps", first_step_);
     while (state_.step < schedule_.num_steps && !state_.is_stopped) {
-      if (interrupt_requested()) store_.save(state_, parameters_);
-      throw_if_interrupted();
+      if (runtime::interrupt_requested()) store_.save(state_, parameters_);
+      runtime::throw_if_interrupted();
       between();
       step();
-      progress_.update(state_.step, "loss " + format_number(step_loss_, 4));
+      progress_.update(state_.step, "loss " + runtime::format_number(step_loss_, 4));
     }
     progress_.finish();
     speed = {seconds_training(), schedule_.tokens_of(state_.step - first_step_)};
@@ -105,7 +105,8 @@ class Training {
   }
 
   double rate_at(int64_t step) const {
-    return step == 0 ? 0.0 : learning_rate_at(step, schedule_.num_steps, warmup_steps(), 1.0, options_.final_rate);
+    return step == 0 ? 0.0
+                     : distill::learning_rate_at(step, schedule_.num_steps, warmup_steps(), 1.0, options_.final_rate);
   }
 
   void step() {
@@ -122,10 +123,10 @@ class Training {
 
   // Whole: what it has done is saved behind it.
   void learn(int64_t number, const std::vector<int64_t>& windows) {
-    const InterruptionLater whole;
+    const runtime::InterruptionLater whole;
     const double before = state_.loss_sum;
     const int64_t labels_before = state_.loss_labels;
-    if (options_.loss.loss == DistillLoss::minillm) {
+    if (options_.loss.loss == distill::DistillLoss::minillm) {
       learn_from_samples(number, windows);
     } else {
       learn_from(windows);
@@ -150,18 +151,18 @@ class Training {
     student_.finish_gradients();
     std::vector<at::Tensor> gradients;
     for (const OptimizedParameter& item : parameters_) gradients.push_back(item.parameter->gradient);
-    const double norm = gradient_norm(gradients);
+    const double norm = distill::gradient_norm(gradients);
     if (!std::isfinite(norm)) {
       throw std::runtime_error("step " + std::to_string(number) +
                                ": the gradient is not finite: lower 'learning_rate' or raise 'warmup'");
     }
-    const double factor = clip_factor(norm, options_.clip);
+    const double factor = distill::clip_factor(norm, options_.clip);
     student_.drop_values();
     const LearningRates rates{options_.learning_rate, options_.scale_learning_rate, options_.offset_learning_rate};
     for (OptimizedParameter& item : parameters_) {
       Parameter& parameter = *item.parameter;
-      adamw_step(parameter.gradient, factor, number, rate * rates.of(parameter.kind),
-                 optimizer_of(parameter.kind, options_.optimizer), parameter.value, item.first, item.second);
+      distill::adamw_step(parameter.gradient, factor, number, rate * rates.of(parameter.kind),
+                          optimizer_of(parameter.kind, options_.optimizer), parameter.value, item.first, item.second);
       parameter.gradient.zero_();
     }
     student_.check_zeros();
@@ -235,9 +236,9 @@ class Training {
   Validation measure() {
     try {
       const StudentAsStored stored(student_, /*holds=*/!options_.recompute);
-      return pare::validate(data_.validation, options_.micro_batch, measured_ ? &*measured_ : nullptr,
-                            teachers_.of_validation, student_);
-    } catch (const Interrupted&) {
+      return compress::validate(data_.validation, options_.micro_batch, measured_ ? &*measured_ : nullptr,
+                                teachers_.of_validation, student_);
+    } catch (const runtime::Interrupted&) {
       if (state_.step > 0) save();
       throw;
     }
@@ -261,7 +262,7 @@ class Training {
       store_.save_best(state_.step, parameters_);
     }
     state_.is_stopped = schedule_.stops_after(state_.curve);
-    seconds_validating_ += seconds_since(start);
+    seconds_validating_ += runtime::seconds_since(start);
     print(point);
     save();
   }
@@ -271,28 +272,28 @@ class Training {
   void print(const TrainingPoint& point) const {
     std::string row = "step " + std::to_string(point.step) + "/" + std::to_string(schedule_.num_steps) + "  tokens " +
                       std::to_string(point.num_tokens) + "  loss " +
-                      (point.loss ? format_number(*point.loss, 4) : std::string("-")) + "  held out: ";
-    if (point.validation_loss) row += "loss " + format_number(*point.validation_loss, 4) + "  ";
-    if (point.validation_kl) row += "KL " + format_number(*point.validation_kl, 4) + "  ";
-    row += "perplexity " + format_number(point.validation_perplexity, 3);
+                      (point.loss ? runtime::format_number(*point.loss, 4) : std::string("-")) + "  held out: ";
+    if (point.validation_loss) row += "loss " + runtime::format_number(*point.validation_loss, 4) + "  ";
+    if (point.validation_kl) row += "KL " + runtime::format_number(*point.validation_kl, 4) + "  ";
+    row += "perplexity " + runtime::format_number(point.validation_perplexity, 3);
     const int64_t num_done = state_.step - first_step_;
     if (num_done > 0) {
-      row += "  " + format_number(static_cast<double>(schedule_.tokens_of(num_done)) / seconds_training(), 0) +
+      row += "  " + runtime::format_number(static_cast<double>(schedule_.tokens_of(num_done)) / seconds_training(), 0) +
              " tokens/s";
     }
     progress_.print(row);
   }
 
-  double seconds_training() const { return seconds_since(start_) - seconds_validating_ - seconds_saving_; }
+  double seconds_training() const { return runtime::seconds_since(start_) - seconds_validating_ - seconds_saving_; }
 
   bool is_time_to_save() const {
-    return seconds_since(last_save_) > std::max(kSecondsBetweenSaves, kSaveShare * save_seconds_);
+    return runtime::seconds_since(last_save_) > std::max(kSecondsBetweenSaves, kSaveShare * save_seconds_);
   }
 
   void save() {
     const auto start = Clock::now();
     store_.save(state_, parameters_);
-    save_seconds_ = seconds_since(start);
+    save_seconds_ = runtime::seconds_since(start);
     seconds_saving_ += save_seconds_;
     last_save_ = Clock::now();
   }
@@ -302,8 +303,8 @@ class Training {
   Teachers teachers_;
   StudentModel& student_;
   TrainingStore& store_;
-  Progress& progress_;
-  std::optional<DistillLossOptions> measured_;  // on held-out windows, beside their perplexity
+  runtime::Progress& progress_;
+  std::optional<distill::DistillLossOptions> measured_;  // on held-out windows, beside their perplexity
   TrainingSchedule schedule_;
   std::vector<OptimizedParameter> parameters_;
   TrainingState state_;
@@ -339,12 +340,13 @@ int64_t num_training_steps(const DistillOptions& options, double num_tokens) {
 }
 
 double tokens_of_window(const DistillOptions& options, double num_tokens) {
-  const bool reads_text = options.loss.loss != DistillLoss::minillm || options.minillm.language_model_weight > 0.0;
+  const bool reads_text =
+      options.loss.loss != distill::DistillLoss::minillm || options.minillm.language_model_weight > 0.0;
   return reads_text ? num_tokens : static_cast<double>(options.prompt_tokens + options.sampled_tokens);
 }
 
 double mean_length(const LabelledWindows& data) {
-  const TokenWindows& windows = data.windows;
+  const runtime::TokenWindows& windows = data.windows;
   if (data.labels_NT.empty() && data.first_N.empty()) return static_cast<double>(windows.num_tokens);
   int64_t sum = 0;
   for (int64_t n = 0; n < windows.num_windows; ++n) sum += make_batch(data, std::span(&n, 1)).num_tokens();
@@ -352,19 +354,19 @@ double mean_length(const LabelledWindows& data) {
 }
 
 TrainingState train(const TrainingWindows& data, const DistillOptions& options, const Teachers& teachers,
-                    StudentModel& student, TrainingStore& store, Progress& progress,
+                    StudentModel& student, TrainingStore& store, runtime::Progress& progress,
                     const std::function<void()>& between, TrainingSpeed& speed) {
   return Training(data, options, teachers, student, store, progress).run(between, speed);
 }
 
-Validation validate(const LabelledWindows& data, int64_t micro_batch, const DistillLossOptions* measured,
+Validation validate(const LabelledWindows& data, int64_t micro_batch, const distill::DistillLossOptions* measured,
                     Teacher* teacher, const StudentModel& student) {
   const int64_t num_windows = data.windows.num_windows;
   const int64_t num_parts = (num_windows + micro_batch - 1) / micro_batch;
-  const bool asks_teacher = measured != nullptr && measured->loss != DistillLoss::hard_label;
+  const bool asks_teacher = measured != nullptr && measured->loss != distill::DistillLoss::hard_label;
   std::vector<BatchScore> parts(static_cast<size_t>(num_parts));
   for_micro_batches(num_parts, student, [&](int64_t part) {
-    throw_if_interrupted();
+    runtime::throw_if_interrupted();
     const int64_t first = part * micro_batch;
     std::vector<int64_t> chosen(static_cast<size_t>(std::min(micro_batch, num_windows - first)));
     std::iota(chosen.begin(), chosen.end(), first);
@@ -387,4 +389,4 @@ Validation validate(const LabelledWindows& data, int64_t micro_batch, const Dist
   return found;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -16,7 +16,7 @@
 #include "runtime/files/npy.h"
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::compress {
 
 struct TrainingWindows {
   LabelledWindows training, validation;
@@ -53,7 +53,7 @@ struct Teachers {
 // each step; may throw. Throws Interrupted (the state is saved before), std::runtime_error where the loss is not finite
 // (which step).
 TrainingState train(const TrainingWindows& data, const DistillOptions& options, const Teachers& teachers,
-                    StudentModel& student, TrainingStore& store, Progress& progress,
+                    StudentModel& student, TrainingStore& store, runtime::Progress& progress,
                     const std::function<void()>& between, TrainingSpeed& speed);
 
 // Means over all labels of held-out windows.
@@ -63,7 +63,7 @@ struct Validation {
 };
 // Of the student as it computes (StudentAsStored: of its artifact). measured, teacher: as in score. Throws
 // std::runtime_error where a mean is not finite, Interrupted.
-Validation validate(const LabelledWindows& data, int64_t micro_batch, const DistillLossOptions* measured,
+Validation validate(const LabelledWindows& data, int64_t micro_batch, const distill::DistillLossOptions* measured,
                     Teacher* teacher, const StudentModel& student);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -14,7 +14,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace pare {
+namespace pare::compress {
 
 at::Device training_device(bool on_gpu) {
   if (!on_gpu) return at::kCPU;
@@ -51,4 +51,4 @@ double measure_gpu_rate(at::Device device) {
   return kProducts * 2.0 * static_cast<double>(kWidth * kWidth * kWidth) / seconds.count();
 }
 
-}  // namespace pare
+}  // namespace pare::compress

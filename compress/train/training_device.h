@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace pare {
+namespace pare::compress {
 
 // The first GPU, or the CPU. To be called before LibTorch is used: its part for CUDA is loaded only when it is asked
 // for, since that alone takes some hundred MB. Operators are then the deterministic ones where there are any. Throws
@@ -17,4 +17,4 @@ void release_cached_memory(at::Device device);
 // Floating-point operations per second of a bfloat16 product of `device`, a GPU.
 double measure_gpu_rate(at::Device device);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -8,7 +8,7 @@
 
 #include "quant/picture_text.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 constexpr double kWidth = 720, kHeight = 480, kLeft = 80, kRight = 640, kTop = 40, kBottom = 420;
@@ -43,15 +43,15 @@ Range range_of(std::vector<double> values) {
 }
 
 std::string text_at(double x, double y, const char* anchor, const std::string& text, const char* colour = "black") {
-  return "<text x=\"" + fixed_digits(x, 1) + "\" y=\"" + fixed_digits(y, 1) + "\" text-anchor=\"" + anchor +
-         "\" fill=\"" + colour + "\">" + xml_text(text) + "</text>\n";
+  return "<text x=\"" + quant::fixed_digits(x, 1) + "\" y=\"" + quant::fixed_digits(y, 1) + "\" text-anchor=\"" +
+         anchor + "\" fill=\"" + colour + "\">" + quant::xml_text(text) + "</text>\n";
 }
 
 std::string draw(const Line& line, const Range& across, const Range& up, const char* colour) {
   std::string points;
   for (size_t i = 0; i < line.tokens.size(); ++i) {
-    points += (i > 0 ? " " : "") + fixed_digits(across.place(line.tokens[i], kLeft, kRight), 2) + "," +
-              fixed_digits(up.place(line.values[i], kBottom, kTop), 2);
+    points += (i > 0 ? " " : "") + quant::fixed_digits(across.place(line.tokens[i], kLeft, kRight), 2) + "," +
+              quant::fixed_digits(up.place(line.values[i], kBottom, kTop), 2);
   }
   return "<polyline fill=\"none\" stroke=\"" + std::string(colour) + "\" stroke-width=\"2\" points=\"" + points +
          "\"/>\n";
@@ -60,7 +60,7 @@ std::string draw(const Line& line, const Range& across, const Range& up, const c
 // Of a perplexity with that logarithm: two decimals, or the power of ten where there would be many digits before them.
 std::string tick_text(double log10_value) {
   const double value = std::min(std::pow(10.0, log10_value), std::numeric_limits<double>::max());
-  return value < 1e6 ? fixed_digits(value, 2) : short_digits(value, 3);
+  return value < 1e6 ? quant::fixed_digits(value, 2) : quant::short_digits(value, 3);
 }
 
 // A dashed line at the point whose values are kept, a dot where it is on the perplexity's line, and its step.
@@ -68,9 +68,9 @@ std::string mark_kept(const TrainingPoint& kept, const Range& across, const Rang
   const double x = across.place(static_cast<double>(kept.num_tokens), kLeft, kRight);
   const double y = up.place(std::log10(kept.validation_perplexity), kBottom, kTop);
   const bool is_right = x > (kLeft + kRight) / 2;  // the words go where there is more room
-  return "<path d=\"M" + fixed_digits(x, 2) + " " + fixed_digits(kTop, 0) + "V" + fixed_digits(kBottom, 0) +
-         "\" stroke=\"#666666\" stroke-dasharray=\"4 4\"/>\n<circle cx=\"" + fixed_digits(x, 2) + "\" cy=\"" +
-         fixed_digits(y, 2) + "\" r=\"5\" fill=\"" + kBlue + "\"/>\n" +
+  return "<path d=\"M" + quant::fixed_digits(x, 2) + " " + quant::fixed_digits(kTop, 0) + "V" +
+         quant::fixed_digits(kBottom, 0) + "\" stroke=\"#666666\" stroke-dasharray=\"4 4\"/>\n<circle cx=\"" +
+         quant::fixed_digits(x, 2) + "\" cy=\"" + quant::fixed_digits(y, 2) + "\" r=\"5\" fill=\"" + kBlue + "\"/>\n" +
          text_at(is_right ? x - 6 : x + 6, kTop + 14, is_right ? "end" : "start",
                  "kept: step " + std::to_string(kept.step), "#666666");
 }
@@ -99,19 +99,20 @@ std::string training_picture(const std::vector<TrainingPoint>& curve, int64_t ke
   std::vector<double> losses = loss.values;
   losses.insert(losses.end(), held_out.values.begin(), held_out.values.end());
   const Range down = losses.empty() ? Range{} : range_of(losses);
-  std::string svg = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + fixed_digits(kWidth, 0) + "\" height=\"" +
-                    fixed_digits(kHeight, 0) + "\" font-family=\"sans-serif\" font-size=\"13\">\n" +
-                    "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n<path d=\"M" + fixed_digits(kLeft, 0) +
-                    " " + fixed_digits(kTop, 0) + "V" + fixed_digits(kBottom, 0) + "H" + fixed_digits(kRight, 0) + "V" +
-                    fixed_digits(kTop, 0) + "\" fill=\"none\" stroke=\"black\"/>\n";
+  std::string svg =
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + quant::fixed_digits(kWidth, 0) + "\" height=\"" +
+      quant::fixed_digits(kHeight, 0) + "\" font-family=\"sans-serif\" font-size=\"13\">\n" +
+      "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n<path d=\"M" + quant::fixed_digits(kLeft, 0) + " " +
+      quant::fixed_digits(kTop, 0) + "V" + quant::fixed_digits(kBottom, 0) + "H" + quant::fixed_digits(kRight, 0) +
+      "V" + quant::fixed_digits(kTop, 0) + "\" fill=\"none\" stroke=\"black\"/>\n";
   constexpr int kTicks = 4;
   for (int i = 0; i <= kTicks; ++i) {
     const double share = static_cast<double>(i) / kTicks;
     const double x = kLeft + share * (kRight - kLeft), y = kBottom + share * (kTop - kBottom);
-    svg += text_at(x, kBottom + 20, "middle", fixed_digits(across.low + share * (across.high - across.low), 0));
+    svg += text_at(x, kBottom + 20, "middle", quant::fixed_digits(across.low + share * (across.high - across.low), 0));
     svg += text_at(kLeft - 8, y + 4, "end", tick_text(up.low + share * (up.high - up.low)));
     if (!losses.empty()) {
-      svg += text_at(kRight + 8, y + 4, "start", fixed_digits(down.low + share * (down.high - down.low), 3));
+      svg += text_at(kRight + 8, y + 4, "start", quant::fixed_digits(down.low + share * (down.high - down.low), 3));
     }
   }
   svg += text_at((kLeft + kRight) / 2, kBottom + 44, "middle", "tokens trained on");
@@ -132,4 +133,4 @@ std::string training_picture(const std::vector<TrainingPoint>& curve, int64_t ke
   return svg + "</svg>\n";
 }
 
-}  // namespace pare
+}  // namespace pare::compress

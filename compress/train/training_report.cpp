@@ -8,7 +8,7 @@
 #include "runtime/system/json_text.h"
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -45,7 +45,7 @@ Json curve_json(const std::vector<TrainingPoint>& curve) {
 std::string how_chosen(const DistillOptions& options) {
   if (options.select != SelectBy::last) {
     return "plan: the values of the validation are kept where " + measure_words(options.select) +
-           " of the held-out windows is least ('select: " + std::string(name_of(options.select)) + "')";
+           " of the held-out windows is least ('select: " + std::string(runtime::name_of(options.select)) + "')";
   }
   const std::string unmeasured = why_unmeasured(options);
   return "plan: the last step's values are kept ('select: last'" + (unmeasured.empty() ? "" : ": " + unmeasured) + ")";
@@ -58,20 +58,20 @@ std::string how_kept(const TrainingState& state, const DistillOptions& options) 
   if (select == SelectBy::last) {
     line += "the last one";
   } else {
-    line +=
-        measure_words(select) + " of the held-out windows is least there, " + format_number(*kept.measure(select), 4);
+    line += measure_words(select) + " of the held-out windows is least there, " +
+            runtime::format_number(*kept.measure(select), 4);
   }
   if (select != SelectBy::perplexity)
-    line += "; the held-out windows' perplexity is " + format_number(kept.validation_perplexity, 3);
+    line += "; the held-out windows' perplexity is " + runtime::format_number(kept.validation_perplexity, 3);
   return line;
 }
 
 std::string kept_line(const std::string& training) {
-  const Json json = parse_ordered_json(training, "the training");
+  const Json json = runtime::parse_ordered_json(training, "the training");
   return "distill: kept step " + std::to_string(json.at("kept_step").get<int64_t>()) + " of " +
          std::to_string(json.at("steps").get<int64_t>()) + " ('select: " + json.at("select").get<std::string>() +
          "'), perplexity of the held-out windows " +
-         format_number(json.at("kept_validation_perplexity").get<double>(), 3);
+         runtime::format_number(json.at("kept_validation_perplexity").get<double>(), 3);
 }
 
 void note_nothing_kept(const TrainingState& state, const DistillOptions& options, std::vector<std::string>& events) {
@@ -90,7 +90,7 @@ bool note_guessed_zeros(const StudentModel& student, std::vector<std::string>& e
   if (layers.size() > kNamed) names += ", ...";
   events.push_back(
       "distill: " + std::to_string(layers.size()) + (layers.size() == 1 ? " layer has" : " layers have") +
-      " more zeros than " + std::to_string(100 / kPrunedShare) +
+      " more zeros than " + std::to_string(100 / runtime::kPrunedShare) +
       " %, and nothing says that they were pruned: they are taken for pruned, and their zeros stay 0 ('release_zeros: "
       "true' trains them like other weights, and 'release_zeros: false' says that they are to stay): " +
       names);
@@ -104,7 +104,7 @@ std::string training_json(const TrainingState& state, const DistillOptions& opti
                {"validation_windows", windows.validation.windows.num_windows},
                {"tokens", windows.training.windows.num_tokens},
                {"stopped_early", state.is_stopped},
-               {"select", name_of(options.select)},
+               {"select", runtime::name_of(options.select)},
                {"kept_step", state.kept_step},
                {"kept_validation_perplexity", kept_point(state.curve, options.select).validation_perplexity},
                {"curve", curve_json(state.curve)}};
@@ -112,7 +112,7 @@ std::string training_json(const TrainingState& state, const DistillOptions& opti
     json["seconds"] = speed->seconds;
     json["tokens_per_second"] = speed->seconds > 0.0 ? static_cast<double>(speed->num_tokens) / speed->seconds : 0.0;
   }
-  return json_text(json);
+  return runtime::json_text(json);
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -9,7 +9,7 @@
 #include "compress/train/trainer.h"
 #include "compress/train/training_state.h"
 
-namespace pare {
+namespace pare::compress {
 
 // A line of the plan.
 std::string how_chosen(const DistillOptions& options);
@@ -29,4 +29,4 @@ bool note_guessed_zeros(const StudentModel& student, std::vector<std::string>& e
 std::string training_json(const TrainingState& state, const DistillOptions& options, const TrainingWindows& windows,
                           const TrainingSpeed* speed);
 
-}  // namespace pare
+}  // namespace pare::compress

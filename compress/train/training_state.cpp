@@ -18,7 +18,7 @@
 #include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -31,20 +31,20 @@ constexpr size_t kNumMembers = 7;                  // of `state`, best_sha256 as
 constexpr int64_t kMostLabels = int64_t{1} << 53;  // counted in a double without error
 
 // Refers to `tensor`, in host memory.
-NamedTensor named(const std::string& name, const at::Tensor& tensor) {
+runtime::NamedTensor named(const std::string& name, const at::Tensor& tensor) {
   return {name,
-          DType::F32,
+          runtime::DType::F32,
           {tensor.sizes().begin(), tensor.sizes().end()},
           std::as_bytes(std::span(tensor.const_data_ptr<float>(), static_cast<size_t>(tensor.numel())))};
 }
 
 // A tensor's values, finite float32 of the shape of `like`, in host memory. is_square: a mean of squares.
-at::Tensor read_values(const SafetensorsFile& file, const fs::path& path, const std::string& name,
+at::Tensor read_values(const runtime::SafetensorsFile& file, const fs::path& path, const std::string& name,
                        const at::Tensor& like, bool is_square = false) {
   const auto found = file.tensors().find(name);
   if (found == file.tensors().end()) throw damaged_file(path, "there is no tensor '" + name + "'");
-  const TensorView& view = found->second;
-  if (view.dtype != DType::F32 || at::IntArrayRef(view.shape) != like.sizes()) {
+  const runtime::TensorView& view = found->second;
+  if (view.dtype != runtime::DType::F32 || at::IntArrayRef(view.shape) != like.sizes()) {
     throw damaged_file(path, "'" + name + "' is not float32 of the shape that the model has");
   }
   at::Tensor host = at::empty(like.sizes(), at::kFloat);
@@ -57,7 +57,7 @@ at::Tensor read_values(const SafetensorsFile& file, const fs::path& path, const 
   return host;
 }
 
-void check_num_tensors(const SafetensorsFile& file, const fs::path& path, size_t expected) {
+void check_num_tensors(const runtime::SafetensorsFile& file, const fs::path& path, size_t expected) {
   if (file.tensors().size() == expected) return;
   throw damaged_file(
       path, "it holds " + std::to_string(file.tensors().size()) + " tensors; expected " + std::to_string(expected));
@@ -65,7 +65,7 @@ void check_num_tensors(const SafetensorsFile& file, const fs::path& path, size_t
 
 void write_tensors(const fs::path& path, const std::vector<OptimizedParameter>& parameters, bool with_moments) {
   std::vector<at::Tensor> hosts;  // what is not a copy is shared
-  std::vector<NamedTensor> tensors;
+  std::vector<runtime::NamedTensor> tensors;
   const auto add = [&](const std::string& name, const at::Tensor& tensor) {
     hosts.push_back(tensor.to(at::kCPU));
     tensors.push_back(named(name, hosts.back()));
@@ -76,7 +76,7 @@ void write_tensors(const fs::path& path, const std::vector<OptimizedParameter>& 
     add(item.parameter->name + ".first", item.first);
     add(item.parameter->name + ".second", item.second);
   }
-  write_safetensors(path, std::move(tensors));
+  runtime::write_safetensors(path, std::move(tensors));
 }
 
 std::string number(double value) {
@@ -94,21 +94,21 @@ class Implausible : public std::runtime_error {
 int64_t read_whole(const Json& value, const std::string& name, int64_t most) {
   const bool fits = value.is_number_integer() && value >= 0 && value <= most;
   if (fits) return value.get<int64_t>();
-  throw Implausible("'" + name + "' is " + json_text(value) + "; expected a whole number from 0 to " +
+  throw Implausible("'" + name + "' is " + runtime::json_text(value) + "; expected a whole number from 0 to " +
                     std::to_string(most));
 }
 
 double read_number(const Json& value, const std::string& name, double least = std::numeric_limits<double>::lowest()) {
   if (value.is_number() && std::isfinite(value.get<double>()) && value.get<double>() >= least)
     return value.get<double>();
-  throw Implausible("'" + name + "' is " + json_text(value) + "; expected a finite number" +
+  throw Implausible("'" + name + "' is " + runtime::json_text(value) + "; expected a finite number" +
                     (least == 0.0 ? " that is not negative" : ""));
 }
 
 std::optional<double> read_measured(const Json& value, const std::string& name, bool is_expected) {
   if (!is_expected && value.is_null()) return std::nullopt;
   if (is_expected) return read_number(value, name);
-  throw Implausible("'" + name + "' is " + json_text(value) + "; expected none");
+  throw Implausible("'" + name + "' is " + runtime::json_text(value) + "; expected none");
 }
 
 Json json_of(const std::optional<double>& value) {
@@ -129,8 +129,8 @@ TrainingPoint read_point(const Json& row, const TrainingSchedule& schedule) {
   point.step = read_whole(row[0], "step of 'curve'", schedule.num_steps);
   const int64_t num_tokens = schedule.tokens_of(point.step);
   if (row[1] != num_tokens) {
-    throw Implausible("'tokens' of step " + std::to_string(point.step) + " are " + json_text(row[1]) + "; expected " +
-                      std::to_string(num_tokens));
+    throw Implausible("'tokens' of step " + std::to_string(point.step) + " are " + runtime::json_text(row[1]) +
+                      "; expected " + std::to_string(num_tokens));
   }
   point.num_tokens = num_tokens;
   point.loss = read_measured(row[2], "loss", point.step > 0);
@@ -199,7 +199,7 @@ const TrainingPoint& kept_point(const std::vector<TrainingPoint>& curve, SelectB
     const std::optional<double> measure = point.measure(select);
     if (!measure) {
       throw std::invalid_argument("kept_point: step " + std::to_string(point.step) + " has no " +
-                                  std::string(name_of(select)));
+                                  std::string(runtime::name_of(select)));
     }
     if (kept == nullptr || *measure < *kept->measure(select)) kept = &point;
   }
@@ -230,12 +230,12 @@ void TrainingStore::sweep(const TrainingState& state) const {
   for (const auto& entry : fs::directory_iterator(folder_)) {
     const fs::path& path = entry.path();
     if (path == folder_ / kState || path == file(kStep, state.step) || path == file(kBest, state.kept_step)) continue;
-    if (path.extension() == ".safetensors" || is_temporary_name(path.filename().string())) fs::remove(path);
+    if (path.extension() == ".safetensors" || runtime::is_temporary_name(path.filename().string())) fs::remove(path);
   }
 }
 
 void TrainingStore::save(const TrainingState& state, const std::vector<OptimizedParameter>& parameters) {
-  const InterruptionLater whole;
+  const runtime::InterruptionLater whole;
   const fs::path path = file(kStep, state.step);
   write_tensors(path, parameters, /*with_moments=*/true);
   Json curve = Json::array();
@@ -246,9 +246,10 @@ void TrainingStore::save(const TrainingState& state, const std::vector<Optimized
                {"curve", curve},
                {"kept_step", state.kept_step},
                {"is_stopped", state.is_stopped},
-               {"step_sha256", sha256_file(path)}};
-  if (const fs::path best = file(kBest, state.kept_step); fs::exists(best)) json["best_sha256"] = sha256_file(best);
-  write_checked_file(folder_ / kState, json_text(json, 1) + "\n");
+               {"step_sha256", runtime::sha256_file(path)}};
+  if (const fs::path best = file(kBest, state.kept_step); fs::exists(best))
+    json["best_sha256"] = runtime::sha256_file(best);
+  write_checked_file(folder_ / kState, runtime::json_text(json, 1) + "\n");
   sweep(state);
 }
 
@@ -260,24 +261,24 @@ std::optional<TrainingState> TrainingStore::load(const TrainingSchedule& schedul
   const bool has_best = schedule.select != SelectBy::last;
   TrainingState state;
   try {
-    const Json json = parse_ordered_json(text, path.string());
+    const Json json = runtime::parse_ordered_json(text, path.string());
     state = read_state(json, schedule);
     if (json.size() != (has_best ? kNumMembers + 1 : kNumMembers)) throw Implausible("it has other members");
     const auto check = [&](const char* key, const fs::path& tensors) {
-      if (!fs::exists(tensors) || Json(sha256_file(tensors)) != json.at(key)) throw damaged_file(tensors);
+      if (!fs::exists(tensors) || Json(runtime::sha256_file(tensors)) != json.at(key)) throw damaged_file(tensors);
     };
     check("step_sha256", file(kStep, state.step));
     if (has_best) check("best_sha256", file(kBest, state.kept_step));
   } catch (const Implausible& error) {
     throw damaged_file(path, error.what());
-  } catch (const BadJson&) {
+  } catch (const runtime::BadJson&) {
     throw damaged_file(path);
   } catch (const Json::exception&) {
     throw damaged_file(path);
   }
   if (has_best) read_best(state, parameters, [](const OptimizedParameter&, const at::Tensor&) {});
   const fs::path tensors = file(kStep, state.step);
-  const SafetensorsFile opened = SafetensorsFile::open(tensors);
+  const runtime::SafetensorsFile opened = runtime::SafetensorsFile::open(tensors);
   check_num_tensors(opened, tensors, 3 * parameters.size());
   for (const OptimizedParameter& item : parameters) {
     const Parameter& parameter = *item.parameter;
@@ -300,7 +301,7 @@ void TrainingStore::load_best(const TrainingState& state, const std::vector<Opti
 void TrainingStore::read_best(const TrainingState& state, const std::vector<OptimizedParameter>& parameters,
                               const std::function<void(const OptimizedParameter&, const at::Tensor&)>& take) const {
   const fs::path path = file(kBest, state.kept_step);
-  const SafetensorsFile opened = SafetensorsFile::open(path);
+  const runtime::SafetensorsFile opened = runtime::SafetensorsFile::open(path);
   check_num_tensors(opened, path, parameters.size());
   for (const OptimizedParameter& item : parameters) {
     take(item, read_values(opened, path, item.parameter->name, item.parameter->value));
@@ -318,4 +319,4 @@ std::string curve_csv(const std::vector<TrainingPoint>& curve) {
   return csv;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -18,7 +18,7 @@
 #include "compress/recipe/distill_pass.h"
 #include "compress/train/parameter_view.h"
 
-namespace pare {
+namespace pare::compress {
 
 struct TrainingPoint {
   int64_t step = 0;
@@ -101,4 +101,4 @@ class TrainingStore {
 // numbers read back the same, what was not measured is empty.
 std::string curve_csv(const std::vector<TrainingPoint>& curve);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -12,7 +12,7 @@
 #include "quant/row_chunks.h"
 #include "runtime/system/interrupt.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 class Stopwatch {
@@ -30,9 +30,10 @@ class Stopwatch {
 
 }  // namespace
 
-BlockWalk::BlockWalk(const ModelDescription& model, const TokenWindows& windows, const LinearWeights& embedding,
-                     uint64_t sample_seed, Spill spill, const std::filesystem::path& spill_directory, int num_threads,
-                     ExpertTokens expert_tokens, const LinearWeights* original_embedding, bool keeps_block_inputs)
+BlockWalk::BlockWalk(const runtime::ModelDescription& model, const runtime::TokenWindows& windows,
+                     const runtime::LinearWeights& embedding, uint64_t sample_seed, Spill spill,
+                     const std::filesystem::path& spill_directory, int num_threads, ExpertTokens expert_tokens,
+                     const runtime::LinearWeights* original_embedding, bool keeps_block_inputs)
     : model_(model),
       num_windows_(windows.num_windows),
       num_tokens_(windows.num_tokens),
@@ -54,7 +55,7 @@ BlockWalk::BlockWalk(const ModelDescription& model, const TokenWindows& windows,
                                   std::to_string(model.vocabulary_size));
     }
   }
-  for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+  quant::for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
     at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
     embed(embedding, model_.embedding_scale, windows.window(window), hidden_TD.data_ptr<float>());
     hidden_.release(window, 1, model_.hidden_size);
@@ -70,7 +71,7 @@ void BlockWalk::check_original(const DecoderBlock* original) const {
                                         : "the walk does not carry the original's states");
 }
 
-at::Tensor BlockWalk::input_rows(Stage stage, int64_t first, int64_t count, int64_t width) const {
+at::Tensor BlockWalk::input_rows(runtime::Stage stage, int64_t first, int64_t count, int64_t width) const {
   const int64_t chunk_first = first / chunk_windows(num_tokens_) * chunk_windows(num_tokens_);
   const auto row_of = [&](int64_t window) { return first_row_N_[static_cast<size_t>(window)]; };
   const int64_t offset = row_of(first) - row_of(chunk_first), num_rows = row_of(first + count) - row_of(first);
@@ -80,8 +81,8 @@ at::Tensor BlockWalk::input_rows(Stage stage, int64_t first, int64_t count, int6
   return group_x_RD_.narrow(0, chunk_first % layout_.group_windows * num_tokens_ + offset, num_rows);
 }
 
-void BlockWalk::add_output(const DecoderBlock& block, Stage stage, int64_t window) const {
-  const int64_t width = stage_width(block.description(), stage);
+void BlockWalk::add_output(const DecoderBlock& block, runtime::Stage stage, int64_t window) const {
+  const int64_t width = runtime::stage_width(block.description(), stage);
   at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
   const StageInput x = StageInput::plain(inputs_.windows(window, 1, width));
   block.add_output(stage, block.functions().output(stage, x), hidden_TD);
@@ -89,12 +90,12 @@ void BlockWalk::add_output(const DecoderBlock& block, Stage stage, int64_t windo
 }
 
 void BlockWalk::enter_mixture(const DecoderBlock& block) {
-  for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
-    add_output(block, Stage::attention_output, window);
+  quant::for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+    add_output(block, runtime::Stage::attention_output, window);
     const BlockFunctions functions = block.functions();
     const at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
     routing_N_[static_cast<size_t>(window)] =
-        functions.route(functions.normalized(Stage::feed_forward_input, hidden_TD).value());
+        functions.route(functions.normalized(runtime::Stage::feed_forward_input, hidden_TD).value());
     hidden_.release(window, 1, model_.hidden_size);
     sums_->windows(window, 1, model_.hidden_size).zero_();
     sums_->release(window, 1, model_.hidden_size);
@@ -102,9 +103,9 @@ void BlockWalk::enter_mixture(const DecoderBlock& block) {
 }
 
 void BlockWalk::finish_expert(const DecoderBlock& block) {
-  const Stage stage(Stage::feed_forward_output, expert_);
-  const int64_t width = stage_width(block.description(), stage);
-  for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+  const runtime::Stage stage(runtime::Stage::feed_forward_output, expert_);
+  const int64_t width = runtime::stage_width(block.description(), stage);
+  quant::for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
     const ExpertRows rows = routing_N_[static_cast<size_t>(window)].rows_of(expert_);
     if (rows.rows_S.size(0) == 0) return;
     const BlockFunctions functions = block.functions();
@@ -114,7 +115,7 @@ void BlockWalk::finish_expert(const DecoderBlock& block) {
       BlockFunctions::add_expert(rows, functions.output(stage, activated_SF), sum_TD);
     } else {  // what was kept is of all tokens
       const at::Tensor x_SD = hidden_.windows(window, 1, model_.hidden_size).index_select(0, rows.rows_S);
-      const StageInput input = functions.normalized(Stage::feed_forward_input, x_SD);
+      const StageInput input = functions.normalized(runtime::Stage::feed_forward_input, x_SD);
       BlockFunctions::add_expert(rows, functions.output(stage, functions.activation(expert_, input)), sum_TD);
       hidden_.release(window, 1, model_.hidden_size);
     }
@@ -122,11 +123,11 @@ void BlockWalk::finish_expert(const DecoderBlock& block) {
   });
 }
 
-void BlockWalk::choose_tokens(Stage stage) {
+void BlockWalk::choose_tokens(runtime::Stage stage) {
   first_row_N_.assign(1, 0);
   for (int64_t n = 0; n < num_windows_; ++n) {
     int64_t num_rows = num_tokens_;
-    if (stage.expert != Stage::kNoExpert) {
+    if (stage.expert != runtime::Stage::kNoExpert) {
       at::Tensor& tokens_S = tokens_N_[static_cast<size_t>(n)];
       tokens_S = expert_tokens_ == ExpertTokens::routed
                      ? routing_N_[static_cast<size_t>(n)].rows_of(stage.expert).rows_S
@@ -137,25 +138,26 @@ void BlockWalk::choose_tokens(Stage stage) {
   }
 }
 
-StageInput BlockWalk::produce(const DecoderBlock& block, Stage stage, int64_t window) const {
+StageInput BlockWalk::produce(const DecoderBlock& block, runtime::Stage stage, int64_t window) const {
   const BlockFunctions functions = block.functions();
   at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
-  if (stage.kind == Stage::attention_output) return StageInput::plain(functions.attention(hidden_TD));
-  if (stage.kind == Stage::feed_forward_input && stage.expert == Stage::kNoExpert) {
-    add_output(block, Stage::attention_output, window);
+  if (stage.kind == runtime::Stage::attention_output) return StageInput::plain(functions.attention(hidden_TD));
+  if (stage.kind == runtime::Stage::feed_forward_input && stage.expert == runtime::Stage::kNoExpert) {
+    add_output(block, runtime::Stage::attention_output, window);
   }
-  if (stage.expert != Stage::kNoExpert) hidden_TD = hidden_TD.index_select(0, tokens_N_[static_cast<size_t>(window)]);
-  const bool is_attention = stage.kind == Stage::attention_input;
-  const StageInput x =
-      functions.normalized(is_attention ? Stage::attention_input : Stage::feed_forward_input, hidden_TD);
-  return stage.kind == Stage::feed_forward_output ? functions.activation(stage.expert, x) : x;
+  if (stage.expert != runtime::Stage::kNoExpert)
+    hidden_TD = hidden_TD.index_select(0, tokens_N_[static_cast<size_t>(window)]);
+  const bool is_attention = stage.kind == runtime::Stage::attention_input;
+  const StageInput x = functions.normalized(
+      is_attention ? runtime::Stage::attention_input : runtime::Stage::feed_forward_input, hidden_TD);
+  return stage.kind == runtime::Stage::feed_forward_output ? functions.activation(stage.expert, x) : x;
 }
 
-LayerStatistics BlockWalk::reach(const DecoderBlock& block, Stage stage, StatisticsNeed need,
+LayerStatistics BlockWalk::reach(const DecoderBlock& block, runtime::Stage stage, StatisticsNeed need,
                                  const DecoderBlock* original) {
   check_original(original);
-  if (block_inputs_ && stage.kind == Stage::attention_input) {
-    for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+  if (block_inputs_ && stage.kind == runtime::Stage::attention_input) {
+    quant::for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
       block_inputs_->windows(window, 1, model_.hidden_size).copy_(hidden_.windows(window, 1, model_.hidden_size));
       block_inputs_->release(window, 1, model_.hidden_size);
       hidden_.release(window, 1, model_.hidden_size);
@@ -164,32 +166,33 @@ LayerStatistics BlockWalk::reach(const DecoderBlock& block, Stage stage, Statist
   return move_to(block, stage, need, original);
 }
 
-LayerStatistics BlockWalk::move_to(const DecoderBlock& block, Stage stage, StatisticsNeed need,
+LayerStatistics BlockWalk::move_to(const DecoderBlock& block, runtime::Stage stage, StatisticsNeed need,
                                    const DecoderBlock* original) {
-  const int64_t width = stage_width(block.description(), stage);
+  const int64_t width = runtime::stage_width(block.description(), stage);
   Stopwatch stopwatch;
-  if (stage.kind == Stage::feed_forward_input && stage.expert == 0) {
+  if (stage.kind == runtime::Stage::feed_forward_input && stage.expert == 0) {
     enter_mixture(block);
-  } else if (stage.kind == Stage::feed_forward_input && stage.expert > 0) {
+  } else if (stage.kind == runtime::Stage::feed_forward_input && stage.expert > 0) {
     finish_expert(block);
   }
   expert_ = stage.expert;
   choose_tokens(stage);
-  const bool compares = original != nullptr && need == StatisticsNeed::original && stage.expert == Stage::kNoExpert;
+  const bool compares =
+      original != nullptr && need == StatisticsNeed::original && stage.expert == runtime::Stage::kNoExpert;
   if (compares) original_->begin(stage, width);
   // H is the original stream's where it compares: of its windows, with its weights.
   need = std::min(need, compares ? StatisticsNeed::hessian_diagonal : StatisticsNeed::hessian);
   std::optional<StatisticsAccumulator> accumulator;
   if (need != StatisticsNeed::none) {
-    accumulator.emplace(block.description().name + ", " + stage_name(stage), width, first_row_N_,
+    accumulator.emplace(block.description().name + ", " + runtime::stage_name(stage), width, first_row_N_,
                         chunk_windows(num_tokens_), draw_sorted(first_row_N_.back(), kNumSampleRows, sample_seed_),
                         need);
   }
   std::vector<double> observing(static_cast<size_t>(layout_.num_workers));  // seconds of each worker
   for (int64_t first = 0; first < num_windows_; first += layout_.group_windows) {
-    throw_if_interrupted();
+    runtime::throw_if_interrupted();
     const int64_t count = std::min(layout_.group_windows, num_windows_ - first);
-    for_row_chunks(count, 1, [&](int64_t index, int64_t) {
+    quant::for_row_chunks(count, 1, [&](int64_t index, int64_t) {
       const int64_t window = first + index;
       const auto worker = static_cast<size_t>(omp_get_thread_num());
       at::Tensor x_TI = input_rows(stage, window, 1, width);
@@ -225,10 +228,10 @@ LayerStatistics BlockWalk::move_to(const DecoderBlock& block, Stage stage, Stati
   return statistics;
 }
 
-void BlockWalk::divide_inputs(Stage stage, std::span<const float> scales_I) {
+void BlockWalk::divide_inputs(runtime::Stage stage, std::span<const float> scales_I) {
   if (!is_output_stage(stage)) return;
   const auto width = static_cast<int64_t>(scales_I.size());
-  for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+  quant::for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
     const at::Tensor rows = input_rows(stage, window, 1, width);
     float* x = rows.data_ptr<float>();
     for (int64_t t = 0; t < rows.size(0); ++t) {
@@ -252,12 +255,13 @@ void BlockWalk::with_states(int64_t window, const UseStates& use) const {
 
 void BlockWalk::redo(const DecoderBlock& block) {
   if (!block_inputs_) throw std::logic_error("the walk does not keep the states in front of a block");
-  for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+  quant::for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
     hidden_.windows(window, 1, model_.hidden_size).copy_(block_inputs_->windows(window, 1, model_.hidden_size));
     block_inputs_->release(window, 1, model_.hidden_size);
     hidden_.release(window, 1, model_.hidden_size);
   });
-  for (const Stage stage : block_stages(block.description())) move_to(block, stage, StatisticsNeed::none, nullptr);
+  for (const runtime::Stage stage : runtime::block_stages(block.description()))
+    move_to(block, stage, StatisticsNeed::none, nullptr);
   move_through(block, nullptr);
 }
 
@@ -265,13 +269,13 @@ void BlockWalk::move_through(const DecoderBlock& block, const DecoderBlock* orig
   Stopwatch stopwatch;
   const bool is_mixture = block.description().is_mixture();
   if (is_mixture) finish_expert(block);
-  for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+  quant::for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
     if (is_mixture) {
       at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
-      block.add_output(Stage::feed_forward_output, sums_->windows(window, 1, model_.hidden_size), hidden_TD);
+      block.add_output(runtime::Stage::feed_forward_output, sums_->windows(window, 1, model_.hidden_size), hidden_TD);
       sums_->release(window, 1, model_.hidden_size);
     } else {
-      add_output(block, Stage::feed_forward_output, window);
+      add_output(block, runtime::Stage::feed_forward_output, window);
     }
     hidden_.release(window, 1, model_.hidden_size);
     if (original != nullptr) original_->leave(*original, window);
@@ -279,4 +283,4 @@ void BlockWalk::move_through(const DecoderBlock& block, const DecoderBlock* orig
   seconds_.forward += stopwatch.lap();
 }
 
-}  // namespace pare
+}  // namespace pare::compress

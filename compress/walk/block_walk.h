@@ -18,7 +18,7 @@
 #include "compress/walk/walk_layout.h"
 #include "runtime/files/npy.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Reads one window's states around a block that was left, float32 [T, D]: those of the compressed model in front of it,
 // and the original model's behind it. Both last until it returns.
@@ -36,20 +36,21 @@ class BlockWalk {
   // go along: each call then takes the uncompressed block as well. keeps_block_inputs: so do the states in front of the
   // block that is passed, for with_states and redo.
   // Throws std::invalid_argument for an id outside the vocabulary, and what HiddenStore throws.
-  BlockWalk(const ModelDescription& model, const TokenWindows& windows, const LinearWeights& embedding,
-            uint64_t sample_seed, Spill spill, const std::filesystem::path& spill_directory, int num_threads,
-            ExpertTokens expert_tokens = ExpertTokens::routed, const LinearWeights* original_embedding = nullptr,
-            bool keeps_block_inputs = false);
+  BlockWalk(const runtime::ModelDescription& model, const runtime::TokenWindows& windows,
+            const runtime::LinearWeights& embedding, uint64_t sample_seed, Spill spill,
+            const std::filesystem::path& spill_directory, int num_threads,
+            ExpertTokens expert_tokens = ExpertTokens::routed,
+            const runtime::LinearWeights* original_embedding = nullptr, bool keeps_block_inputs = false);
 
   // Moves all windows up to `stage` of the block in front of them and returns the statistics of the stage's input. To
   // be called for every stage of a block, in order, and then leave. What cannot be compared with the original, an
   // expert's or without its states, has statistics as for StatisticsNeed::hessian. Throws Interrupted between groups of
   // windows.
-  LayerStatistics reach(const DecoderBlock& block, Stage stage, StatisticsNeed need,
+  LayerStatistics reach(const DecoderBlock& block, runtime::Stage stage, StatisticsNeed need,
                         const DecoderBlock* original = nullptr);
   // After a fold has divided what produces the reached stage's input: the inputs already computed, divided by scales_I
   // likewise. Those that a norm produces are not kept and come out divided anyway.
-  void divide_inputs(Stage stage, std::span<const float> scales_I);
+  void divide_inputs(runtime::Stage stage, std::span<const float> scales_I);
   // Through the last stage's layers: the windows then stand in front of the next block.
   void leave(const DecoderBlock& block, const DecoderBlock* original = nullptr);
 
@@ -64,23 +65,24 @@ class BlockWalk {
  private:
   void check_original(const DecoderBlock* original) const;
   // What reach and leave do; without `original` its states stay where they are.
-  LayerStatistics move_to(const DecoderBlock& block, Stage stage, StatisticsNeed need, const DecoderBlock* original);
+  LayerStatistics move_to(const DecoderBlock& block, runtime::Stage stage, StatisticsNeed need,
+                          const DecoderBlock* original);
   void move_through(const DecoderBlock& block, const DecoderBlock* original);
   // The attention's output is added, and every token routed.
   void enter_mixture(const DecoderBlock& block);
   // The reached expert's output goes to the sums.
   void finish_expert(const DecoderBlock& block);
   // The tokens of every window that the stage's statistics are taken on.
-  void choose_tokens(Stage stage);
+  void choose_tokens(runtime::Stage stage);
   // The rows of windows [first, first + count) of the stage's input: in the inputs' store, or in the group buffer. Rows
   // of a chunk's windows follow one another without gaps.
-  at::Tensor input_rows(Stage stage, int64_t first, int64_t count, int64_t width) const;
+  at::Tensor input_rows(runtime::Stage stage, int64_t first, int64_t count, int64_t width) const;
   // The next one of a window: what the stage's linears read. Adds the attention's output on the way.
-  StageInput produce(const DecoderBlock& block, Stage stage, int64_t window) const;
+  StageInput produce(const DecoderBlock& block, runtime::Stage stage, int64_t window) const;
   // Adds the output of the reached stage's layer to the states of a window.
-  void add_output(const DecoderBlock& block, Stage stage, int64_t window) const;
+  void add_output(const DecoderBlock& block, runtime::Stage stage, int64_t window) const;
 
-  const ModelDescription& model_;
+  const runtime::ModelDescription& model_;
   int64_t num_windows_, num_tokens_;
   WalkLayout layout_;
   uint64_t sample_seed_;
@@ -93,10 +95,10 @@ class BlockWalk {
   std::optional<HiddenStore> block_inputs_;
   std::optional<HiddenStore> sums_;
   std::vector<TokenRouting> routing_N_;
-  int64_t expert_ = Stage::kNoExpert;  // the last that was reached
+  int64_t expert_ = runtime::Stage::kNoExpert;  // the last that was reached
   at::Tensor group_x_RD_;
   std::optional<OriginalStream> original_;
   WalkSeconds seconds_;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -3,16 +3,16 @@
 #include <algorithm>
 #include <stdexcept>
 
-namespace pare {
+namespace pare::compress {
 
-DecoderBlock::DecoderBlock(const Checkpoint& checkpoint, int64_t index, int64_t num_tokens)
+DecoderBlock::DecoderBlock(const runtime::Checkpoint& checkpoint, int64_t index, int64_t num_tokens)
     : block_(&checkpoint.description().blocks.at(static_cast<size_t>(index))),
       index_(index),
       functions_(checkpoint.description(), num_tokens, at::kFloat, at::kCPU, AttentionKernel::by_query_blocks) {
   tensors_ = read_block(checkpoint, index, at::kFloat);
 }
 
-void DecoderBlock::divide_outputs(Stage stage, size_t index, std::span<const float> scales_O) {
+void DecoderBlock::divide_outputs(runtime::Stage stage, size_t index, std::span<const float> scales_O) {
   const at::Tensor weight_OI = weight(stage, index);
   if (static_cast<int64_t>(scales_O.size()) != weight_OI.size(0)) {
     throw std::invalid_argument("divide_outputs: expected " + std::to_string(weight_OI.size(0)) + " scales, found " +
@@ -24,23 +24,24 @@ void DecoderBlock::divide_outputs(Stage stage, size_t index, std::span<const flo
   if (bias_O != tensors_.end()) bias_O->second.div_(divisor_O);
 }
 
-void DecoderBlock::set_norm_gain(Stage stage, std::span<const float> gain_D) {
-  if (stage != Stage::attention_input && stage != Stage::feed_forward_input) {
-    throw std::invalid_argument("set_norm_gain: no norm stands before the " + stage_name(stage) + " alone");
+void DecoderBlock::set_norm_gain(runtime::Stage stage, std::span<const float> gain_D) {
+  if (stage != runtime::Stage::attention_input && stage != runtime::Stage::feed_forward_input) {
+    throw std::invalid_argument("set_norm_gain: no norm stands before the " + runtime::stage_name(stage) + " alone");
   }
-  const NormDescription& norm = stage == Stage::attention_input ? block_->attention_norm : block_->feed_forward_norm;
+  const runtime::NormDescription& norm =
+      stage == runtime::Stage::attention_input ? block_->attention_norm : block_->feed_forward_norm;
   tensors_.insert_or_assign(norm.name + ".weight", float_tensor(gain_D));
 }
 
-void DecoderBlock::set_bias(Stage stage, size_t index, std::span<const float> bias_O) {
+void DecoderBlock::set_bias(runtime::Stage stage, size_t index, std::span<const float> bias_O) {
   tensors_.insert_or_assign(layers(stage).at(index).name + ".bias", float_tensor(bias_O));
 }
 
 void DecoderBlock::round_site(const RoundedSite& site) {
   if (!site.format.is_rowwise() || site.format.has_outliers()) {
-    throw std::invalid_argument(std::string(site_name(site.site)) +
+    throw std::invalid_argument(std::string(runtime::site_name(site.site)) +
                                 ": expected a format that rounds each row by itself, found " +
-                                input_format_name(site.format));
+                                runtime::input_format_name(site.format));
   }
   rounded_site_ = site;
 }
@@ -49,12 +50,12 @@ BlockFunctions DecoderBlock::functions() const {
   return {functions_, index_, tensors_, input_formats_, rounded_site_ ? &*rounded_site_ : nullptr};
 }
 
-bool is_output_stage(Stage stage) {
-  return stage.kind == Stage::attention_output || stage.kind == Stage::feed_forward_output;
+bool is_output_stage(runtime::Stage stage) {
+  return stage.kind == runtime::Stage::attention_output || stage.kind == runtime::Stage::feed_forward_output;
 }
 
-int64_t widest_input(const ModelDescription& model) {
+int64_t widest_input(const runtime::ModelDescription& model) {
   return std::max(model.num_heads * model.head_size, model.feed_forward_size);
 }
 
-}  // namespace pare
+}  // namespace pare::compress

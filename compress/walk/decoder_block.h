@@ -12,25 +12,27 @@
 #include "compress/walk/block.h"
 #include "runtime/model/checkpoint.h"
 
-namespace pare {
+namespace pare::compress {
 
 class DecoderBlock : public Block {
  public:
   // Reads block `index` (norms, weights, biases; dense or compressed) as float32; windows have num_tokens tokens.
   // Throws what Checkpoint and stage_layers throw.
-  DecoderBlock(const Checkpoint& checkpoint, int64_t index, int64_t num_tokens);
+  DecoderBlock(const runtime::Checkpoint& checkpoint, int64_t index, int64_t num_tokens);
 
-  const BlockDescription& description() const { return *block_; }
+  const runtime::BlockDescription& description() const { return *block_; }
 
   const std::string& name() const override { return block_->name; }
-  std::vector<Stage> stages() const override { return block_stages(*block_); }
-  std::vector<LinearDescription> layers(Stage stage) const override { return stage_layers(*block_, stage); }
+  std::vector<runtime::Stage> stages() const override { return runtime::block_stages(*block_); }
+  std::vector<runtime::LinearDescription> layers(runtime::Stage stage) const override {
+    return runtime::stage_layers(*block_, stage);
+  }
   // Divides the rows of its weight, and its bias, by scales_O (one per output).
-  void divide_outputs(Stage stage, size_t index, std::span<const float> scales_O);
+  void divide_outputs(runtime::Stage stage, size_t index, std::span<const float> scales_O);
   // The norm before attention_input or feed_forward_input gets another gain_D, with the unit offset added.
-  void set_norm_gain(Stage stage, std::span<const float> gain_D);
+  void set_norm_gain(runtime::Stage stage, std::span<const float> gain_D);
   // Replaces the layer's bias.
-  void set_bias(Stage stage, size_t index, std::span<const float> bias_O);
+  void set_bias(runtime::Stage stage, size_t index, std::span<const float> bias_O);
 
   // From now on the site's rows are rounded so (BlockFunctions). Throws std::invalid_argument for a format whose rows
   // are not rounded each by itself.
@@ -42,20 +44,20 @@ class DecoderBlock : public Block {
   // hidden_TD goes through all of them, in place.
   void forward(at::Tensor& hidden_TD) const { functions().pass(hidden_TD); }
   // So does a stage's output.
-  void add_output(Stage stage, const at::Tensor& output_TD, at::Tensor& hidden_TD) const {
+  void add_output(runtime::Stage stage, const at::Tensor& output_TD, at::Tensor& hidden_TD) const {
     functions().add_to(stage, output_TD, hidden_TD);
   }
 
  private:
-  const BlockDescription* block_;
+  const runtime::BlockDescription* block_;
   int64_t index_;
   DecoderFunctions functions_;
   std::optional<RoundedSite> rounded_site_;
 };
 
 // Whether what the stage's layer makes is added to the hidden state.
-bool is_output_stage(Stage stage);
+bool is_output_stage(runtime::Stage stage);
 // The widest input of an output stage.
-int64_t widest_input(const ModelDescription& model);
+int64_t widest_input(const runtime::ModelDescription& model);
 
-}  // namespace pare
+}  // namespace pare::compress

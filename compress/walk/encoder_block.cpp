@@ -5,24 +5,24 @@
 
 #include <numeric>
 
-namespace pare {
+namespace pare::compress {
 
-EncoderBlock::EncoderBlock(const Checkpoint& checkpoint, int64_t index)
+EncoderBlock::EncoderBlock(const runtime::Checkpoint& checkpoint, int64_t index)
     : model_(&checkpoint.encoder()), block_(&model_->blocks.at(static_cast<size_t>(index))) {
-  for (const LayerNormDescription& norm : {block_->attention_norm, block_->feed_forward_norm}) {
-    const LayerNorm values = checkpoint.layer_norm(norm);
+  for (const runtime::LayerNormDescription& norm : {block_->attention_norm, block_->feed_forward_norm}) {
+    const runtime::LayerNorm values = checkpoint.layer_norm(norm);
     tensors_[norm.name + ".weight"] = float_tensor(values.gain);
     tensors_[norm.name + ".bias"] = float_tensor(values.bias);
   }
-  for (const Stage stage : kStages) {
-    for (const LinearDescription& linear : layers(stage)) {
-      const LinearWeights weights = read_linear(checkpoint, linear, at::kFloat, tensors_);
+  for (const runtime::Stage stage : runtime::kStages) {
+    for (const runtime::LinearDescription& linear : layers(stage)) {
+      const runtime::LinearWeights weights = read_linear(checkpoint, linear, at::kFloat, tensors_);
       if (!weights.input.is_plain()) input_formats_.emplace(linear.name, weights.input);
     }
   }
 }
 
-EncoderEmbedding::EncoderEmbedding(const Checkpoint& checkpoint)
+EncoderEmbedding::EncoderEmbedding(const runtime::Checkpoint& checkpoint)
     : words_(checkpoint.linear(checkpoint.encoder().word_embedding)),
       token_types_(checkpoint.linear(checkpoint.encoder().token_type_embedding)),
       positions_(checkpoint.linear(checkpoint.encoder().position_embedding)),
@@ -32,13 +32,13 @@ void EncoderEmbedding::embed(std::span<const int32_t> ids_T, at::Tensor& hidden_
   std::vector<int32_t> types(ids_T.size(), 0), positions(ids_T.size());
   std::iota(positions.begin(), positions.end(), 0);
   at::Tensor part_TD = at::empty(hidden_TD.sizes(), at::kFloat);
-  pare::embed(words_, 1.0f, ids_T, hidden_TD.data_ptr<float>());
-  pare::embed(token_types_, 1.0f, types, part_TD.data_ptr<float>());
+  compress::embed(words_, 1.0f, ids_T, hidden_TD.data_ptr<float>());
+  compress::embed(token_types_, 1.0f, types, part_TD.data_ptr<float>());
   hidden_TD.add_(part_TD);
-  pare::embed(positions_, 1.0f, positions, part_TD.data_ptr<float>());
+  compress::embed(positions_, 1.0f, positions, part_TD.data_ptr<float>());
   hidden_TD.add_(part_TD);
   hidden_TD.copy_(at::layer_norm(hidden_TD, {hidden_TD.size(1)}, float_tensor(norm_.gain), float_tensor(norm_.bias),
                                  static_cast<double>(norm_.epsilon)));
 }
 
-}  // namespace pare
+}  // namespace pare::compress

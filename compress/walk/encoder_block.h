@@ -13,36 +13,38 @@
 #include "runtime/model/checkpoint.h"
 #include "runtime/model/encoder_description.h"
 
-namespace pare {
+namespace pare::compress {
 
 class EncoderBlock : public Block {
  public:
   // Reads block `index` (norms, weights, biases; dense or compressed) as float32. Throws what Checkpoint throws.
-  EncoderBlock(const Checkpoint& checkpoint, int64_t index);
+  EncoderBlock(const runtime::Checkpoint& checkpoint, int64_t index);
 
-  const EncoderBlockDescription& description() const { return *block_; }
+  const runtime::EncoderBlockDescription& description() const { return *block_; }
 
   const std::string& name() const override { return block_->name; }
-  std::vector<Stage> stages() const override { return {kStages.begin(), kStages.end()}; }
-  std::vector<LinearDescription> layers(Stage stage) const override { return stage_layers(*block_, stage); }
+  std::vector<runtime::Stage> stages() const override { return {runtime::kStages.begin(), runtime::kStages.end()}; }
+  std::vector<runtime::LinearDescription> layers(runtime::Stage stage) const override {
+    return runtime::stage_layers(*block_, stage);
+  }
 
   // Its functions, with the weights and formats that it has by then.
   EncoderFunctions functions() const { return {*model_, *block_, tensors_, input_formats_}; }
 
  private:
-  const EncoderDescription* model_;
-  const EncoderBlockDescription* block_;
+  const runtime::EncoderDescription* model_;
+  const runtime::EncoderBlockDescription* block_;
 };
 
 // hidden_TD = norm(word[id] + token_type[0] + position[t]) of one text, [T, D] float32.
 class EncoderEmbedding {
  public:
-  explicit EncoderEmbedding(const Checkpoint& checkpoint);
+  explicit EncoderEmbedding(const runtime::Checkpoint& checkpoint);
   void embed(std::span<const int32_t> ids_T, at::Tensor& hidden_TD) const;
 
  private:
-  LinearWeights words_, token_types_, positions_;
-  LayerNorm norm_;
+  runtime::LinearWeights words_, token_types_, positions_;
+  runtime::LayerNorm norm_;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

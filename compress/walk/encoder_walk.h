@@ -9,7 +9,7 @@
 #include "compress/walk/encoder_block.h"
 #include "compress/walk/statistics.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Texts of an encoder's calibration, as token ids.
 using CalibrationTexts = std::vector<std::vector<int32_t>>;
@@ -21,16 +21,16 @@ class EncoderWalk {
   static constexpr int64_t kGroupRows = 16;
 
   // Embeds the texts. Throws std::invalid_argument for less than kGroupRows tokens in all.
-  EncoderWalk(const Checkpoint& checkpoint, const CalibrationTexts& texts, uint64_t sample_seed);
+  EncoderWalk(const runtime::Checkpoint& checkpoint, const CalibrationTexts& texts, uint64_t sample_seed);
 
   // Moves all texts up to `stage` of the block in front of them and returns the statistics of the stage's input. To be
   // called for every stage of a block, in order, and then leave. Throws Interrupted and UnusableInput.
-  LayerStatistics reach(const EncoderBlock& block, Stage stage, StatisticsNeed need);
+  LayerStatistics reach(const EncoderBlock& block, runtime::Stage stage, StatisticsNeed need);
   // Through the last stage's layers: the texts then stand in front of the next block.
   void leave(const EncoderBlock& block);
 
   // Bytes of the states of num_tokens tokens.
-  static int64_t size_bytes(const EncoderDescription& model, int64_t num_tokens);
+  static int64_t size_bytes(const runtime::EncoderDescription& model, int64_t num_tokens);
 
  private:
   at::Tensor rows(const at::Tensor& all_RI, size_t text) const;
@@ -40,4 +40,4 @@ class EncoderWalk {
   at::Tensor hidden_RD_, mixed_RD_, activated_RF_;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -13,7 +13,7 @@
 
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 // A mapping of an unlinked file of `size` bytes in `directory`, with its disk blocks reserved.
@@ -31,7 +31,7 @@ float* map_spill_file(const std::filesystem::path& directory, int64_t size) {
   const int error = reserve_error != 0 ? reserve_error : errno;
   close(file);
   if (data == MAP_FAILED) {
-    throw std::runtime_error(directory.string() + ": cannot spill " + format_bytes(size) +
+    throw std::runtime_error(directory.string() + ": cannot spill " + runtime::format_bytes(size) +
                              " of activations: " + std::strerror(error) + "; free disk space or raise --max-memory");
   }
   return static_cast<float*>(data);
@@ -48,7 +48,7 @@ HiddenStore::HiddenStore(const StoreShape& shape, const std::filesystem::path& s
   void* const data = mmap(nullptr, static_cast<size_t>(size_bytes_), PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data == MAP_FAILED) {
-    throw std::runtime_error("cannot allocate " + format_bytes(size_bytes_) + " for activations: " +
+    throw std::runtime_error("cannot allocate " + runtime::format_bytes(size_bytes_) + " for activations: " +
                              std::strerror(errno) + "; lower --max-memory, so that they go to disk");
   }
   data_ = static_cast<float*>(data);
@@ -77,7 +77,7 @@ at::Tensor HiddenStore::windows(int64_t first, int64_t count, int64_t width) con
       (first + count) * num_tokens_ * width * static_cast<int64_t>(sizeof(float)) > size_bytes_) {
     throw std::invalid_argument("HiddenStore: windows " + std::to_string(first) + " to " +
                                 std::to_string(first + count) + " of width " + std::to_string(width) +
-                                " do not fit into " + format_bytes(size_bytes_));
+                                " do not fit into " + runtime::format_bytes(size_bytes_));
   }
   return at::from_blob(data_ + first * num_tokens_ * width, {count * num_tokens_, width}, at::kFloat);
 }
@@ -94,4 +94,4 @@ void HiddenStore::release(int64_t first, int64_t count, int64_t width) const {
   madvise(reinterpret_cast<std::byte*>(data_) + first_page, static_cast<size_t>(last_page - first_page), MADV_DONTNEED);
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 
-namespace pare {
+namespace pare::compress {
 
 struct StoreShape {
   int64_t num_windows = 0, num_tokens = 0, max_width = 0;
@@ -41,4 +41,4 @@ class HiddenStore {
   bool spilled_ = false;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

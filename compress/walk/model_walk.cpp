@@ -8,13 +8,13 @@
 #include "runtime/system/interrupt.h"
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 class WindowWalk : public ModelWalk {
  public:
-  WindowWalk(const Checkpoint& checkpoint, const TokenWindows& windows, const LinearWeights& embedding,
-             const DecoderWalkOptions& options)
+  WindowWalk(const runtime::Checkpoint& checkpoint, const runtime::TokenWindows& windows,
+             const runtime::LinearWeights& embedding, const DecoderWalkOptions& options)
       : checkpoint_(checkpoint),
         num_tokens_(windows.num_tokens),
         with_original_(options.with_original),
@@ -24,19 +24,21 @@ class WindowWalk : public ModelWalk {
     if (with_original_) original_.emplace(checkpoint_, index, num_tokens_);
     return block_.emplace(checkpoint_, index, num_tokens_);
   }
-  LayerStatistics reach(Stage stage, StatisticsNeed need) override {
+  LayerStatistics reach(runtime::Stage stage, StatisticsNeed need) override {
     return walk_.reach(*block_, stage, need, original());
   }
-  void divide_inputs(Stage stage, std::span<const float> scales_I) override { walk_.divide_inputs(stage, scales_I); }
+  void divide_inputs(runtime::Stage stage, std::span<const float> scales_I) override {
+    walk_.divide_inputs(stage, scales_I);
+  }
   void leave() override { walk_.leave(*block_, original()); }
   void with_states(int64_t window, const UseStates& use) const override { walk_.with_states(window, use); }
   void redo() override { walk_.redo(*block_); }
   WalkSeconds seconds() const override { return walk_.seconds(); }
 
  private:
-  static BlockWalk make_walk(const Checkpoint& checkpoint, const TokenWindows& windows, const LinearWeights& embedding,
-                             const DecoderWalkOptions& options) {
-    std::optional<LinearWeights> original;
+  static BlockWalk make_walk(const runtime::Checkpoint& checkpoint, const runtime::TokenWindows& windows,
+                             const runtime::LinearWeights& embedding, const DecoderWalkOptions& options) {
+    std::optional<runtime::LinearWeights> original;
     if (options.with_original) original = checkpoint.linear(checkpoint.embedding());
     return BlockWalk(checkpoint.description(), windows, embedding, options.sample_seed, options.spill,
                      options.spill_directory, options.num_threads, options.experts, original ? &*original : nullptr,
@@ -44,7 +46,7 @@ class WindowWalk : public ModelWalk {
   }
   const DecoderBlock* original() const { return original_ ? &*original_ : nullptr; }
 
-  const Checkpoint& checkpoint_;
+  const runtime::Checkpoint& checkpoint_;
   int64_t num_tokens_;
   bool with_original_;
   BlockWalk walk_;
@@ -53,20 +55,20 @@ class WindowWalk : public ModelWalk {
 
 class StatisticsWalk : public ModelWalk {
  public:
-  StatisticsWalk(const Checkpoint& checkpoint, const StatisticsFile* statistics)
+  StatisticsWalk(const runtime::Checkpoint& checkpoint, const StatisticsFile* statistics)
       : checkpoint_(checkpoint), statistics_(statistics) {}
   Block& enter(int64_t index) override { return block_.emplace(checkpoint_, index, /*num_tokens=*/1); }
-  LayerStatistics reach(Stage stage, StatisticsNeed need) override {
+  LayerStatistics reach(runtime::Stage stage, StatisticsNeed need) override {
     if (statistics_ == nullptr || need == StatisticsNeed::none) return {};
     const auto start = std::chrono::steady_clock::now();
     LayerStatistics statistics = statistics_->read(block_->description(), stage, need);
-    seconds_.statistics += seconds_since(start);
+    seconds_.statistics += runtime::seconds_since(start);
     return statistics;
   }
   WalkSeconds seconds() const override { return seconds_; }
 
  private:
-  const Checkpoint& checkpoint_;
+  const runtime::Checkpoint& checkpoint_;
   const StatisticsFile* statistics_;
   std::optional<DecoderBlock> block_;
   WalkSeconds seconds_;
@@ -74,17 +76,17 @@ class StatisticsWalk : public ModelWalk {
 
 class TextWalk : public ModelWalk {
  public:
-  TextWalk(const Checkpoint& checkpoint, const CalibrationTexts* texts, uint64_t sample_seed)
+  TextWalk(const runtime::Checkpoint& checkpoint, const CalibrationTexts* texts, uint64_t sample_seed)
       : checkpoint_(checkpoint) {
     if (texts != nullptr) walk_.emplace(checkpoint, *texts, sample_seed);
   }
   bool carries_states() const override { return walk_.has_value(); }
   Block& enter(int64_t index) override { return block_.emplace(checkpoint_, index); }
-  LayerStatistics reach(Stage stage, StatisticsNeed need) override {
+  LayerStatistics reach(runtime::Stage stage, StatisticsNeed need) override {
     const auto start = std::chrono::steady_clock::now();
     LayerStatistics statistics;
     if (walk_) statistics = walk_->reach(*block_, stage, need);
-    seconds_.forward += seconds_since(start);
+    seconds_.forward += runtime::seconds_since(start);
     return statistics;
   }
   void leave() override {
@@ -93,7 +95,7 @@ class TextWalk : public ModelWalk {
   WalkSeconds seconds() const override { return seconds_; }
 
  private:
-  const Checkpoint& checkpoint_;
+  const runtime::Checkpoint& checkpoint_;
   std::optional<EncoderWalk> walk_;
   std::optional<EncoderBlock> block_;
   WalkSeconds seconds_;
@@ -109,29 +111,29 @@ void ModelWalk::redo() {
   throw std::logic_error("the walk does not keep the states in front of a block");
 }
 
-std::unique_ptr<ModelWalk> walk_windows(const Checkpoint& checkpoint, const TokenWindows& windows,
-                                        const LinearWeights& embedding, const DecoderWalkOptions& options) {
+std::unique_ptr<ModelWalk> walk_windows(const runtime::Checkpoint& checkpoint, const runtime::TokenWindows& windows,
+                                        const runtime::LinearWeights& embedding, const DecoderWalkOptions& options) {
   return std::make_unique<WindowWalk>(checkpoint, windows, embedding, options);
 }
 
-std::unique_ptr<ModelWalk> walk_statistics(const Checkpoint& checkpoint, const StatisticsFile* statistics) {
+std::unique_ptr<ModelWalk> walk_statistics(const runtime::Checkpoint& checkpoint, const StatisticsFile* statistics) {
   return std::make_unique<StatisticsWalk>(checkpoint, statistics);
 }
 
-std::unique_ptr<ModelWalk> walk_texts(const Checkpoint& checkpoint, const CalibrationTexts* texts,
+std::unique_ptr<ModelWalk> walk_texts(const runtime::Checkpoint& checkpoint, const CalibrationTexts* texts,
                                       uint64_t sample_seed) {
   return std::make_unique<TextWalk>(checkpoint, texts, sample_seed);
 }
 
 void walk_blocks(ModelWalk& walk, int64_t end, BlockTask& task, const std::function<void(int64_t)>& between) {
   for (int64_t b = 0; b < end; ++b) {
-    throw_if_interrupted();
+    runtime::throw_if_interrupted();
     between(b);
     const bool is_done = task.is_done(b);
     if (is_done && !walk.carries_states()) continue;
     Block& block = walk.enter(b);
     task.enter(b, block);
-    for (const Stage stage : block.stages()) {
+    for (const runtime::Stage stage : block.stages()) {
       LayerStatistics statistics = walk.reach(stage, is_done ? StatisticsNeed::none : task.need(b, stage));
       if (!is_done) task.at_stage(b, block, stage, std::move(statistics));
     }
@@ -141,4 +143,4 @@ void walk_blocks(ModelWalk& walk, int64_t end, BlockTask& task, const std::funct
   between(end);
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -17,7 +17,7 @@
 #include "compress/walk/statistics_file.h"
 #include "runtime/model/checkpoint.h"
 
-namespace pare {
+namespace pare::compress {
 
 class ModelWalk {
  public:
@@ -28,9 +28,9 @@ class ModelWalk {
   virtual Block& enter(int64_t index) = 0;
   // The statistics of the stage's input, as far as they are needed; to be called for every stage in order. None where
   // there are no data.
-  virtual LayerStatistics reach(Stage stage, StatisticsNeed need) = 0;
+  virtual LayerStatistics reach(runtime::Stage stage, StatisticsNeed need) = 0;
   // After a fold has divided what produces the reached stage's input: inputs that were computed already, likewise.
-  virtual void divide_inputs(Stage, std::span<const float>) {}
+  virtual void divide_inputs(runtime::Stage, std::span<const float>) {}
   // Through the last stage's layers.
   virtual void leave() {}
   // Behind leave, of walks that keep the blocks' inputs (DecoderWalkOptions): BlockWalk's. redo takes the entered
@@ -51,12 +51,12 @@ struct DecoderWalkOptions {
 };
 // Of a decoder, with windows; `embedding` is the table that the compressed model will embed with. Throws what BlockWalk
 // throws.
-std::unique_ptr<ModelWalk> walk_windows(const Checkpoint& checkpoint, const TokenWindows& windows,
-                                        const LinearWeights& embedding, const DecoderWalkOptions& options);
+std::unique_ptr<ModelWalk> walk_windows(const runtime::Checkpoint& checkpoint, const runtime::TokenWindows& windows,
+                                        const runtime::LinearWeights& embedding, const DecoderWalkOptions& options);
 // Of a decoder, with statistics of its uncompressed blocks; null: without.
-std::unique_ptr<ModelWalk> walk_statistics(const Checkpoint& checkpoint, const StatisticsFile* statistics);
+std::unique_ptr<ModelWalk> walk_statistics(const runtime::Checkpoint& checkpoint, const StatisticsFile* statistics);
 // Of an encoder; null: without texts.
-std::unique_ptr<ModelWalk> walk_texts(const Checkpoint& checkpoint, const CalibrationTexts* texts,
+std::unique_ptr<ModelWalk> walk_texts(const runtime::Checkpoint& checkpoint, const CalibrationTexts* texts,
                                       uint64_t sample_seed);
 
 // What is done with the blocks of a walk.
@@ -66,8 +66,8 @@ class BlockTask {
   // Whether the states only have to pass the block.
   virtual bool is_done(int64_t) const { return false; }
   virtual void enter(int64_t, Block&) {}
-  virtual StatisticsNeed need(int64_t block, Stage stage) const = 0;
-  virtual void at_stage(int64_t index, Block& block, Stage stage, LayerStatistics statistics) = 0;
+  virtual StatisticsNeed need(int64_t block, runtime::Stage stage) const = 0;
+  virtual void at_stage(int64_t index, Block& block, runtime::Stage stage, LayerStatistics statistics) = 0;
   // Whether `leave` reads the states behind the block, which those in front of the next block are anyway.
   virtual bool reads_outputs(int64_t) const { return false; }
   // Behind the block's last stage.
@@ -79,4 +79,4 @@ class BlockTask {
 // what walk and task throw.
 void walk_blocks(ModelWalk& walk, int64_t end, BlockTask& task, const std::function<void(int64_t)>& between);
 
-}  // namespace pare
+}  // namespace pare::compress

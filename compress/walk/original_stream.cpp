@@ -8,11 +8,11 @@
 
 #include "quant/row_chunks.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 // Of the fitting windows or the held-out ones: H and what is missing.
-std::array<ProductShape, 2> sums_shapes(const ModelDescription& model, int64_t width) {
+std::array<ProductShape, 2> sums_shapes(const runtime::ModelDescription& model, int64_t width) {
   return {{{width, width, /*symmetric=*/true}, {model.hidden_size, width, /*symmetric=*/false}}};
 }
 
@@ -25,8 +25,8 @@ float root_weight(const float* hidden_D, int64_t width, float epsilon) {
 
 }  // namespace
 
-OriginalStream::OriginalStream(const ModelDescription& model, const TokenWindows& windows,
-                               const LinearWeights& embedding, uint64_t seed, const WalkLayout& layout,
+OriginalStream::OriginalStream(const runtime::ModelDescription& model, const runtime::TokenWindows& windows,
+                               const runtime::LinearWeights& embedding, uint64_t seed, const WalkLayout& layout,
                                const std::filesystem::path& spill_directory)
     : model_(model),
       num_windows_(windows.num_windows),
@@ -43,7 +43,7 @@ OriginalStream::OriginalStream(const ModelDescription& model, const TokenWindows
     for (int64_t n = first; n < end; ++n) next[1] += is_held_N_[static_cast<size_t>(n)] ? 0 : 1;
     for (int64_t n = first; n < end; ++n) place_N_.push_back(next[is_held_N_[static_cast<size_t>(n)] ? 1 : 0]++);
   }
-  for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+  quant::for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
     at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
     embed(embedding, model_.embedding_scale, windows.window(window), hidden_TD.data_ptr<float>());
     hidden_.release(window, 1, model_.hidden_size);
@@ -59,7 +59,7 @@ std::vector<bool> OriginalStream::held_windows(int64_t num_windows, uint64_t see
   return is_held_N;
 }
 
-int64_t OriginalStream::sums_bytes(const ModelDescription& model, int64_t width) {
+int64_t OriginalStream::sums_bytes(const runtime::ModelDescription& model, int64_t width) {
   const auto [hessian, missing] = sums_shapes(model, width);
   return 2 * (hessian.size_bytes() + missing.size_bytes());
 }
@@ -70,7 +70,7 @@ at::Tensor OriginalStream::group_rows(const at::Tensor& buffer, int64_t window, 
   return buffer.narrow(0, row * width, num_tokens_ * width).view({num_tokens_, width});
 }
 
-void OriginalStream::begin(Stage stage, int64_t width) {
+void OriginalStream::begin(runtime::Stage stage, int64_t width) {
   stage_ = stage;
   width_ = width;
   weight_N_.assign(static_cast<size_t>(num_windows_), static_cast<double>(num_tokens_));
@@ -80,11 +80,11 @@ void OriginalStream::begin(Stage stage, int64_t width) {
 }
 
 // hidden_TD and output_TD are the original's: the residual stream and what the stage's layer makes for it.
-void OriginalStream::compare_outputs(const DecoderBlock& original, Stage stage, int64_t window,
+void OriginalStream::compare_outputs(const DecoderBlock& original, runtime::Stage stage, int64_t window,
                                      const at::Tensor& hidden_TD, const at::Tensor& output_TD,
                                      const Compared& compared) {
-  const BlockDescription& block = original.description();
-  const bool is_attention = stage.kind == Stage::attention_output;
+  const runtime::BlockDescription& block = original.description();
+  const bool is_attention = stage.kind == runtime::Stage::attention_output;
   const bool is_direct = !(is_attention ? block.post_attention_norm : block.post_feed_forward_norm).has_value();
   const float epsilon = (is_attention ? block.feed_forward_norm : block.attention_norm).epsilon;
   const int64_t width = model_.hidden_size;
@@ -110,16 +110,18 @@ void OriginalStream::compare_outputs(const DecoderBlock& original, Stage stage, 
   weight_N_[static_cast<size_t>(window)] = sum;
 }
 
-void OriginalStream::pass(const DecoderBlock& original, Stage stage, int64_t window, const Compared* compared) {
-  if (stage.expert != Stage::kNoExpert) return;
+void OriginalStream::pass(const DecoderBlock& original, runtime::Stage stage, int64_t window,
+                          const Compared* compared) {
+  if (stage.expert != runtime::Stage::kNoExpert) return;
   const BlockFunctions functions = original.functions();
   at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
-  const bool is_attention = stage.kind == Stage::attention_input || stage.kind == Stage::attention_output;
-  const StageInput normalized =
-      functions.normalized(is_attention ? Stage::attention_input : Stage::feed_forward_input, hidden_TD);
+  const bool is_attention =
+      stage.kind == runtime::Stage::attention_input || stage.kind == runtime::Stage::attention_output;
+  const StageInput normalized = functions.normalized(
+      is_attention ? runtime::Stage::attention_input : runtime::Stage::feed_forward_input, hidden_TD);
   if (is_output_stage(stage)) {
     const StageInput x = is_attention ? StageInput::plain(functions.attention(hidden_TD))
-                                      : functions.activation(Stage::kNoExpert, normalized);
+                                      : functions.activation(runtime::Stage::kNoExpert, normalized);
     const at::Tensor output_TD = functions.output(stage, x);
     if (compared != nullptr) compare_outputs(original, stage, window, hidden_TD, output_TD, *compared);
     original.add_output(stage, output_TD, hidden_TD);
@@ -171,9 +173,9 @@ void OriginalStream::leave(const DecoderBlock& original, int64_t window) {
   if (!original.description().is_mixture()) return;
   at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
   const BlockFunctions functions = original.functions();
-  const at::Tensor x_TD = functions.normalized(Stage::feed_forward_input, hidden_TD).value();
-  original.add_output(Stage::feed_forward_output, functions.mixture(x_TD), hidden_TD);
+  const at::Tensor x_TD = functions.normalized(runtime::Stage::feed_forward_input, hidden_TD).value();
+  original.add_output(runtime::Stage::feed_forward_output, functions.mixture(x_TD), hidden_TD);
   hidden_.release(window, 1, model_.hidden_size);
 }
 
-}  // namespace pare
+}  // namespace pare::compress

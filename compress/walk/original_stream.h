@@ -18,16 +18,17 @@
 #include "compress/walk/walk_layout.h"
 #include "runtime/files/npy.h"
 
-namespace pare {
+namespace pare::compress {
 
 class OriginalStream {
  public:
   // Embeds the windows with the original's table. `layout` is the walk's, and has the original.
-  OriginalStream(const ModelDescription& model, const TokenWindows& windows, const LinearWeights& embedding,
-                 uint64_t seed, const WalkLayout& layout, const std::filesystem::path& spill_directory);
+  OriginalStream(const runtime::ModelDescription& model, const runtime::TokenWindows& windows,
+                 const runtime::LinearWeights& embedding, uint64_t seed, const WalkLayout& layout,
+                 const std::filesystem::path& spill_directory);
 
   // The sums of a stage begin: of a block that is no expert's.
-  void begin(Stage stage, int64_t width);
+  void begin(runtime::Stage stage, int64_t width);
   // Moves a window of the original through a stage; to be called for every stage of a block, in order, from any thread.
   // Experts' stages change nothing. `compared`: what the compressed model has at
   // the same place, whose difference goes to the sums.
@@ -36,7 +37,7 @@ class OriginalStream {
     const at::Tensor& hidden_TD;  // the residual stream that an output stage's output is added to
     const at::Tensor& x_TI;       // the stage's input, unrounded
   };
-  void pass(const DecoderBlock& original, Stage stage, int64_t window, const Compared* compared);
+  void pass(const DecoderBlock& original, runtime::Stage stage, int64_t window, const Compared* compared);
   // Adds consecutive windows that were compared: those of a group, in ascending order.
   void accumulate(int64_t first_window, int64_t num_windows);
   // H, its diagonal, the number of its tokens and `fit` of the stage's statistics.
@@ -54,7 +55,7 @@ class OriginalStream {
   static std::vector<bool> held_windows(int64_t num_windows, uint64_t seed);
 
   // Of the sums of a stage whose input is `width` wide.
-  static int64_t sums_bytes(const ModelDescription& model, int64_t width);
+  static int64_t sums_bytes(const runtime::ModelDescription& model, int64_t width);
 
  private:
   // The fitting windows', and the held-out ones'.
@@ -64,20 +65,20 @@ class OriginalStream {
   };
   // Rows [T, width] of a window in one of the group's buffers. A chunk's held-out windows come behind its others.
   at::Tensor group_rows(const at::Tensor& buffer, int64_t window, int64_t width) const;
-  void compare_outputs(const DecoderBlock& original, Stage stage, int64_t window, const at::Tensor& hidden_TD,
+  void compare_outputs(const DecoderBlock& original, runtime::Stage stage, int64_t window, const at::Tensor& hidden_TD,
                        const at::Tensor& output_TD, const Compared& compared);
 
-  const ModelDescription& model_;
+  const runtime::ModelDescription& model_;
   int64_t num_windows_, num_tokens_, chunk_windows_, group_windows_;
   std::vector<bool> is_held_N_;
   std::vector<int64_t> place_N_;  // of a window in its chunk
   HiddenStore hidden_;
   at::Tensor group_x_, group_missing_;  // of the windows at work, times the root of each token's weight
   // Of the stage at hand.
-  Stage stage_ = Stage::attention_input;
+  runtime::Stage stage_ = runtime::Stage::attention_input;
   int64_t width_ = 0;
   std::vector<double> weight_N_;  // sum over a window's tokens
   std::vector<Sums> sums_;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

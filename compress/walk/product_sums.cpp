@@ -8,7 +8,7 @@
 
 #include "quant/row_chunks.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 constexpr int64_t kMaxTile = 256;
@@ -67,7 +67,7 @@ int64_t ProductShape::size_bytes() const {
 }
 
 void ProductSums::add(std::span<const ProductRows> chunks) {
-  for_row_chunks(static_cast<int64_t>(tiles_.size()), 1, [&](int64_t index, int64_t) {
+  quant::for_row_chunks(static_cast<int64_t>(tiles_.size()), 1, [&](int64_t index, int64_t) {
     Tile& tile = tiles_[static_cast<size_t>(index)];
     at::Tensor product = at::empty({tile.num_rows, tile.num_columns}, at::kFloat);
     for (const ProductRows& chunk : chunks) {
@@ -84,7 +84,7 @@ void ProductSums::add(std::span<const ProductRows> chunks) {
 at::Tensor ProductSums::finish(double divisor) {
   at::Tensor result_PI = at::empty({shape_.num_left, shape_.num_right}, at::kFloat);
   float* result = result_PI.data_ptr<float>();
-  for_row_chunks(static_cast<int64_t>(tiles_.size()), 1, [&](int64_t index, int64_t) {
+  quant::for_row_chunks(static_cast<int64_t>(tiles_.size()), 1, [&](int64_t index, int64_t) {
     const Tile& tile = tiles_[static_cast<size_t>(index)];
     const double* sum = tile.sum.const_data_ptr<double>();
     for (int64_t r = 0; r < tile.num_rows; ++r) {
@@ -103,4 +103,4 @@ at::Tensor ProductSums::finish(double divisor) {
   return result_PI;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-namespace pare {
+namespace pare::compress {
 
 // Sides of the tiles that a sum is computed in.
 std::vector<int64_t> tile_bounds(int64_t width);
@@ -45,4 +45,4 @@ class ProductSums {
   std::vector<Tile> tiles_;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -10,7 +10,7 @@
 #include <limits>
 #include <stdexcept>
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 // float32 sums over this many tokens keep the error of H near 1e-6; adding a tile to its float64 sum then costs less
@@ -204,4 +204,4 @@ LayerStatistics StatisticsAccumulator::finish() {
   return statistics;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

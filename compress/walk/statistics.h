@@ -17,7 +17,7 @@
 #include "compress/recipe/pass.h"
 #include "compress/walk/product_sums.h"
 
-namespace pare {
+namespace pare::compress {
 
 // The model cannot be calibrated on these data, however often it is tried.
 class UnusableInput : public std::runtime_error {
@@ -102,4 +102,4 @@ class StatisticsAccumulator {
   std::optional<ProductSums> products_;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -20,7 +20,7 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/partial_output.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 namespace fs = std::filesystem;
@@ -41,14 +41,14 @@ void give_back_free_memory() {
   malloc_trim(0);
 }
 
-std::string stage_group_name(Stage stage) {
-  std::string name = stage_name(stage);
+std::string stage_group_name(runtime::Stage stage) {
+  std::string name = runtime::stage_name(stage);
   std::replace(name.begin(), name.end(), ' ', '_');
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 }
 
-std::string stage_group(const BlockDescription& block, Stage stage) {
+std::string stage_group(const runtime::BlockDescription& block, runtime::Stage stage) {
   return block.name + "/" + stage_group_name(stage);
 }
 
@@ -130,7 +130,7 @@ std::optional<Difference> check_hessian(const LayerStatistics& statistics) {
   std::vector<double> root_I;
   for (int64_t i = 0; i < width; ++i) root_I.push_back(root(diagonal[i]));
   std::vector<std::optional<Difference>> found_I(static_cast<size_t>(width));
-  for_row_chunks(width, 64, [&](int64_t first_row, int64_t num_rows) {
+  quant::for_row_chunks(width, 64, [&](int64_t first_row, int64_t num_rows) {
     for (int64_t i = first_row; i < first_row + num_rows; ++i) {
       const float* row = hessian + i * width;
       auto& found = found_I[static_cast<size_t>(i)];
@@ -152,9 +152,10 @@ std::optional<Difference> check_hessian(const LayerStatistics& statistics) {
   return std::nullopt;
 }
 
-std::optional<Difference> check_tokens(const StatisticsOrigin& origin, Stage stage, const LayerStatistics& statistics) {
+std::optional<Difference> check_tokens(const StatisticsOrigin& origin, runtime::Stage stage,
+                                       const LayerStatistics& statistics) {
   const int64_t num_tokens = statistics.num_tokens, all = origin.num_windows * origin.num_tokens;
-  const bool is_expert = stage.expert != Stage::kNoExpert;
+  const bool is_expert = stage.expert != runtime::Stage::kNoExpert;
   if (num_tokens < 0 || num_tokens > all || (!is_expert && num_tokens != all)) {
     return Difference{"num_tokens", (is_expert ? "at most " : "") + std::to_string(all), std::to_string(num_tokens)};
   }
@@ -192,7 +193,7 @@ void refuse_reading(const Hdf5Reader& reader, const std::string& stage, const st
 // By square tiles, which stay in the cache that a column of the whole matrix would sweep out.
 void mirror(float* matrix, int64_t width) {
   constexpr int64_t kSide = 32;
-  for_row_chunks(width, kSide, [&](int64_t first_row, int64_t num_rows) {
+  quant::for_row_chunks(width, kSide, [&](int64_t first_row, int64_t num_rows) {
     for (int64_t first = 0; first < first_row + num_rows; first += kSide) {
       for (int64_t row = first_row; row < first_row + num_rows; ++row) {
         for (int64_t column = first; column < std::min(first + kSide, row); ++column) {
@@ -258,12 +259,12 @@ at::Tensor read_upper_triangle(const Hdf5Reader& reader, const Hdf5Array& triang
 }  // namespace
 
 struct StatisticsWriter::State {
-  PartialOutput partial;
+  runtime::PartialOutput partial;
   UnpublishedFile file;
   Hdf5Writer writer;
   StatisticsOrigin origin;
   State(const fs::path& path, const StatisticsOrigin& from)
-      : partial(path, "calibrate", PartialOutput::Remains::worthless),
+      : partial(path, "calibrate", runtime::PartialOutput::Remains::worthless),
         file(partial.result(), path),
         writer(file.temporary_path(), path, kUserBlockBytes),
         origin(from) {}
@@ -290,11 +291,12 @@ const fs::path& StatisticsWriter::folder() const {
   return state_->partial.folder();
 }
 
-void StatisticsWriter::write(const BlockDescription& block, Stage stage, const LayerStatistics& statistics) {
+void StatisticsWriter::write(const runtime::BlockDescription& block, runtime::Stage stage,
+                             const LayerStatistics& statistics) {
   give_back_free_memory();
   const std::string group = stage_group(block, stage);
   if (!statistics.hessian_II.defined()) throw std::invalid_argument("statistics of " + group + ": H is missing");
-  const int64_t width = stage_width(block, stage);
+  const int64_t width = runtime::stage_width(block, stage);
   const auto check_width = [&](const at::Tensor& tensor, int64_t num_dimensions) {
     if (tensor.defined() && tensor.dim() == num_dimensions && tensor.size(-1) == width && tensor.is_contiguous() &&
         tensor.scalar_type() == at::kFloat) {
@@ -316,7 +318,7 @@ void StatisticsWriter::write(const BlockDescription& block, Stage stage, const L
   }
   Hdf5Writer& writer = state_->writer;
   std::vector<std::string> layers;
-  for (const LinearDescription& linear : stage_layers(block, stage)) layers.push_back(linear.name);
+  for (const runtime::LinearDescription& linear : runtime::stage_layers(block, stage)) layers.push_back(linear.name);
   writer.make_group(group);
   writer.attribute(group, "layers", layers);
   writer.attribute(group, "num_tokens", static_cast<uint64_t>(statistics.num_tokens));
@@ -338,12 +340,12 @@ std::string StatisticsWriter::publish() {
   return hash;
 }
 
-int64_t StatisticsWriter::size_bytes(const ModelDescription& model, int64_t num_sample_rows) {
+int64_t StatisticsWriter::size_bytes(const runtime::ModelDescription& model, int64_t num_sample_rows) {
   int64_t num_floats = 0, num_groups = 0;
-  for (const BlockDescription& block : model.blocks) {
-    for (const Stage stage : block_stages(block)) {
+  for (const runtime::BlockDescription& block : model.blocks) {
+    for (const runtime::Stage stage : runtime::block_stages(block)) {
       ++num_groups;
-      const int64_t width = stage_width(block, stage);
+      const int64_t width = runtime::stage_width(block, stage);
       num_floats += width * (width + 1) / 2 + (4 + num_sample_rows) * width;
     }
   }
@@ -375,7 +377,7 @@ const std::string& StatisticsFile::hash() const {
 }
 
 StatisticsFile StatisticsFile::open(const fs::path& path) {
-  InputFile file(path);
+  runtime::InputFile file(path);
   const std::string hash = check_hash(file, kKind);
   auto state = std::unique_ptr<State>(new State{Hdf5Reader(std::move(file), kUserBlockBytes, kKind.remedy), hash, {}});
   const Hdf5Object root = state->reader.root();
@@ -395,14 +397,15 @@ StatisticsFile StatisticsFile::open(const fs::path& path) {
   return StatisticsFile(std::move(state));
 }
 
-LayerStatistics StatisticsFile::read(const BlockDescription& block, Stage stage, StatisticsNeed need) const {
+LayerStatistics StatisticsFile::read(const runtime::BlockDescription& block, runtime::Stage stage,
+                                     StatisticsNeed need) const {
   give_back_free_memory();
   const Hdf5Reader& reader = state_->reader;
   const std::optional<Hdf5Object> owner = reader.root().find(block.name);
   const std::optional<Hdf5Object> group = owner ? owner->find(stage_group_name(stage)) : std::nullopt;
   if (!group) fail(path(), "it holds no statistics of " + stage_group(block, stage) + ": it is of another model");
   const std::string prefix = group->path() + "/";
-  const int64_t width = stage_width(block, stage);
+  const int64_t width = runtime::stage_width(block, stage);
   // All shapes before the first value.
   const Hdf5Array diagonal = find_floats(reader, *group, "hessian_diagonal", {width});
   const Hdf5Array minimum = find_floats(reader, *group, "min", {width});
@@ -429,4 +432,4 @@ LayerStatistics StatisticsFile::read(const BlockDescription& block, Stage stage,
   return statistics;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

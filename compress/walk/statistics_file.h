@@ -25,7 +25,7 @@
 #include "runtime/model/model_description.h"
 #include "runtime/model/stage.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Where the statistics come from: the file's own attributes.
 struct StatisticsOrigin {
@@ -50,7 +50,7 @@ class StatisticsWriter {
 
   // Of one stage, H included; each once. Throws std::runtime_error (path, reason), std::invalid_argument without H or
   // for numbers that no input can have.
-  void write(const BlockDescription& block, Stage stage, const LayerStatistics& statistics);
+  void write(const runtime::BlockDescription& block, runtime::Stage stage, const LayerStatistics& statistics);
 
   // Hashes, syncs and renames the file. Returns the hash. Throws std::runtime_error (path, reason): also where a file
   // has appeared under that name meanwhile; it stays as it is, and so does the complete one, PATH.partial/artifact.
@@ -59,7 +59,7 @@ class StatisticsWriter {
   // PATH.partial, for what else is to be gone with it.
   const std::filesystem::path& folder() const;
 
-  static int64_t size_bytes(const ModelDescription& model, int64_t num_sample_rows);
+  static int64_t size_bytes(const runtime::ModelDescription& model, int64_t num_sample_rows);
 
  private:
   struct State;
@@ -82,7 +82,7 @@ class StatisticsFile {
   // One stage's record, without H unless `need` is hessian. Throws std::runtime_error: a stage that the file lacks, or
   // of another width or token count than the model and the other stages, or of numbers that no input can have: not
   // finite, min above max, a mean above the root of the mean square (path, stage, expected, found).
-  LayerStatistics read(const BlockDescription& block, Stage stage, StatisticsNeed need) const;
+  LayerStatistics read(const runtime::BlockDescription& block, runtime::Stage stage, StatisticsNeed need) const;
 
  private:
   struct State;
@@ -90,4 +90,4 @@ class StatisticsFile {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -16,13 +16,13 @@
 #include "quant/row_chunks.h"
 #include "runtime/system/interrupt.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
 constexpr int64_t kHeadRows = 512;  // of the head that one worker holds
 
-TokenWindows sample(const TokenWindows& windows) {
-  TokenWindows few;
+runtime::TokenWindows sample(const runtime::TokenWindows& windows) {
+  runtime::TokenWindows few;
   few.num_windows = std::min(kTextLossWindows, windows.num_windows);
   few.num_tokens = std::min(kTextLossTokens, windows.num_tokens);
   for (int64_t n = 0; n < few.num_windows; ++n) {
@@ -33,12 +33,13 @@ TokenWindows sample(const TokenWindows& windows) {
 }
 
 // Through all blocks and the final norm, in place.
-void pass_blocks(const Checkpoint& checkpoint, const TokenWindows& windows, const HiddenStore& hidden) {
-  const ModelDescription& model = checkpoint.description();
+void pass_blocks(const runtime::Checkpoint& checkpoint, const runtime::TokenWindows& windows,
+                 const HiddenStore& hidden) {
+  const runtime::ModelDescription& model = checkpoint.description();
   const int64_t num_tokens = windows.num_tokens, width = model.hidden_size;
-  const LinearWeights embedding = checkpoint.linear(checkpoint.embedding());
+  const runtime::LinearWeights embedding = checkpoint.linear(checkpoint.embedding());
   const auto each_window = [&](const std::function<void(int64_t, at::Tensor&)>& body) {
-    for_row_chunks(windows.num_windows, 1, [&](int64_t n, int64_t) {
+    quant::for_row_chunks(windows.num_windows, 1, [&](int64_t n, int64_t) {
       at::Tensor hidden_TD = hidden.windows(n, 1, width);
       body(n, hidden_TD);
     });
@@ -48,7 +49,7 @@ void pass_blocks(const Checkpoint& checkpoint, const TokenWindows& windows, cons
   });
   checkpoint.drop_pages(checkpoint.embedding());
   for (int64_t b = 0; b < static_cast<int64_t>(model.blocks.size()); ++b) {
-    throw_if_interrupted();
+    runtime::throw_if_interrupted();
     const DecoderBlock block(checkpoint, b, num_tokens);
     each_window([&](int64_t, at::Tensor& hidden_TD) { block.forward(hidden_TD); });
   }
@@ -65,15 +66,15 @@ struct PieceSums {
 };
 
 // The mean of -log softmax(head x)[label] over rows [N T] of normalized states, the last of each window left out.
-double mean_loss(const Checkpoint& checkpoint, const TokenWindows& windows, const at::Tensor& x_RD) {
-  const ModelDescription& model = checkpoint.description();
-  const LinearWeights head = checkpoint.linear(checkpoint.head());
+double mean_loss(const runtime::Checkpoint& checkpoint, const runtime::TokenWindows& windows, const at::Tensor& x_RD) {
+  const runtime::ModelDescription& model = checkpoint.description();
+  const runtime::LinearWeights head = checkpoint.linear(checkpoint.head());
   const int64_t num_rows = x_RD.size(0), width = model.hidden_size, num_out = head.num_out();
   std::vector<PieceSums> pieces(static_cast<size_t>((num_out + kHeadRows - 1) / kHeadRows));
   std::vector<float> label_logits_R(static_cast<size_t>(num_rows), 0.0f);
-  for_row_chunks(num_out, kHeadRows, [&](int64_t first, int64_t count) {
+  quant::for_row_chunks(num_out, kHeadRows, [&](int64_t first, int64_t count) {
     std::vector<float> weight_OI(static_cast<size_t>(count * width));
-    weight_rows(head, first, count, weight_OI);
+    runtime::weight_rows(head, first, count, weight_OI);
     at::Tensor logits_RO =
         at::matmul(x_RD, at::from_blob(weight_OI.data(), {count, width}, at::kFloat).transpose(0, 1));
     if (model.logit_softcap > 0.0f) logits_RO = logits_RO.div(model.logit_softcap).tanh().mul(model.logit_softcap);
@@ -108,20 +109,20 @@ double mean_loss(const Checkpoint& checkpoint, const TokenWindows& windows, cons
 
 }  // namespace
 
-TextLoss measure_text_loss(const Checkpoint& model, const TokenWindows& windows) {
+TextLoss measure_text_loss(const runtime::Checkpoint& model, const runtime::TokenWindows& windows) {
   TextLoss result{.entropy = token_entropy(windows)};
-  const TokenWindows few = sample(windows);
+  const runtime::TokenWindows few = sample(windows);
   if (few.num_windows < 1 || few.num_tokens < 2) return result;
   const int64_t width = model.description().hidden_size;
   const HiddenStore hidden({few.num_windows, few.num_tokens, width});
   pass_blocks(model, few, hidden);
-  throw_if_interrupted();
+  runtime::throw_if_interrupted();
   result.num_predictions = few.num_windows * (few.num_tokens - 1);
   result.loss = mean_loss(model, few, hidden.windows(0, few.num_windows, width));
   return result;
 }
 
-double token_entropy(const TokenWindows& windows) {
+double token_entropy(const runtime::TokenWindows& windows) {
   std::map<int32_t, int64_t> counts;
   for (const int32_t id : windows.ids_NT) ++counts[id];
   const auto num_tokens = static_cast<double>(windows.ids_NT.size());
@@ -133,4 +134,4 @@ double token_entropy(const TokenWindows& windows) {
   return entropy;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -7,7 +7,7 @@
 #include "runtime/files/npy.h"
 #include "runtime/model/checkpoint.h"
 
-namespace pare {
+namespace pare::compress {
 
 struct TextLoss {
   double loss = 0.0;     // mean over the predictions that were scored, nats
@@ -23,9 +23,9 @@ struct TextLoss {
 // Throws Interrupted between blocks.
 inline constexpr int64_t kTextLossWindows = 8;
 inline constexpr int64_t kTextLossTokens = 64;
-TextLoss measure_text_loss(const Checkpoint& model, const TokenWindows& windows);
+TextLoss measure_text_loss(const runtime::Checkpoint& model, const runtime::TokenWindows& windows);
 
 // -sum p log p of the relative frequencies of the tokens, nats. 0 for no token.
-double token_entropy(const TokenWindows& windows);
+double token_entropy(const runtime::TokenWindows& windows);
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -6,12 +6,12 @@
 #include "compress/walk/decoder_block.h"
 #include "compress/walk/statistics.h"
 
-namespace pare {
+namespace pare::compress {
 namespace {
 
-int64_t routing_bytes(const ModelDescription& model) {
+int64_t routing_bytes(const runtime::ModelDescription& model) {
   int64_t most = 0;
-  for (const BlockDescription& block : model.blocks) most = std::max(most, block.routing.experts_per_token);
+  for (const runtime::BlockDescription& block : model.blocks) most = std::max(most, block.routing.experts_per_token);
   // The experts and their weights, and the tokens of the expert at hand.
   return most * static_cast<int64_t>(sizeof(int64_t) + sizeof(float)) + static_cast<int64_t>(sizeof(int64_t));
 }
@@ -25,7 +25,7 @@ int64_t windows_per_group(int64_t num_windows, int64_t num_tokens, int num_threa
 
 }  // namespace
 
-WalkLayout::WalkLayout(const ModelDescription& model, int64_t num_windows, int64_t num_tokens, Spill spill,
+WalkLayout::WalkLayout(const runtime::ModelDescription& model, int64_t num_windows, int64_t num_tokens, Spill spill,
                        int num_threads, bool with_original, bool keeps_block_inputs)
     : num_workers(num_threads),
       group_windows(windows_per_group(num_windows, num_tokens, num_threads)),
@@ -66,4 +66,4 @@ Footprint WalkLayout::footprint() const {
   return footprint;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

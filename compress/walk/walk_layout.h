@@ -7,7 +7,7 @@
 #include "compress/walk/hidden_store.h"
 #include "runtime/model/model_description.h"
 
-namespace pare {
+namespace pare::compress {
 
 // Which of the stores lie on the disk.
 enum class Spill { none, inputs, all };
@@ -26,8 +26,8 @@ struct Footprint {
 
 struct WalkLayout {
   // Of windows of that shape, and of what BlockWalk's options say.
-  WalkLayout(const ModelDescription& model, int64_t num_windows, int64_t num_tokens, Spill spill, int num_threads,
-             bool with_original = false, bool keeps_block_inputs = false);
+  WalkLayout(const runtime::ModelDescription& model, int64_t num_windows, int64_t num_tokens, Spill spill,
+             int num_threads, bool with_original = false, bool keeps_block_inputs = false);
 
   int num_workers;        // threads, each with working space of its own
   int64_t group_windows;  // that are at work at a time
@@ -45,4 +45,4 @@ struct WalkLayout {
   int64_t worker_bytes_ = 0;   // of one worker
 };
 
-}  // namespace pare
+}  // namespace pare::compress

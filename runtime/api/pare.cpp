@@ -29,12 +29,12 @@ void check_options(const LoadOptions& options) {
     throw std::invalid_argument("num_threads " + std::to_string(options.num_threads) +
                                 ": expected at least 1, or 0 for as many as the process may use");
   }
-  if (options.kv_bits != kKvFloatBits && options.kv_bits != 8) {
+  if (options.kv_bits != runtime::kKvFloatBits && options.kv_bits != 8) {
     throw std::invalid_argument("kv_bits " + std::to_string(options.kv_bits) + ": expected 32 or 8");
   }
 }
 
-int64_t chosen_max_tokens(const LoadOptions& options, const ModelDescription& model) {
+int64_t chosen_max_tokens(const LoadOptions& options, const runtime::ModelDescription& model) {
   if (options.max_tokens == 0) return std::min(kDefaultMaxTokens, model.context_length);
   if (options.max_tokens < 1 || options.max_tokens > model.context_length) {
     throw std::invalid_argument("max_tokens " + std::to_string(options.max_tokens) + ": expected from 1 to " +
@@ -43,7 +43,8 @@ int64_t chosen_max_tokens(const LoadOptions& options, const ModelDescription& mo
   return options.max_tokens;
 }
 
-GenerationOptions generation_options(const DrawOptions& options, const std::optional<Tokenizer>& tokenizer) {
+runtime::GenerationOptions generation_options(const DrawOptions& options,
+                                              const std::optional<runtime::Tokenizer>& tokenizer) {
   return {.max_tokens = options.max_new_tokens,
           .sampling = {.temperature = options.temperature,
                        .top_k = options.top_k,
@@ -56,27 +57,27 @@ GenerationOptions generation_options(const DrawOptions& options, const std::opti
 }  // namespace
 
 struct Model::State {
-  std::unique_ptr<Backend> backend;
-  std::optional<Transformer> transformer;
-  std::optional<Tokenizer> tokenizer;  // empty: there is no tokenizer.json
-  std::filesystem::path path;          // for messages
+  std::unique_ptr<runtime::Backend> backend;
+  std::optional<runtime::Transformer> transformer;
+  std::optional<runtime::Tokenizer> tokenizer;  // empty: there is no tokenizer.json
+  std::filesystem::path path;                   // for messages
   int64_t max_tokens = 0;
 
-  const Tokenizer& need_tokenizer() const {
+  const runtime::Tokenizer& need_tokenizer() const {
     if (tokenizer) return *tokenizer;
     throw std::runtime_error(path.string() + ": there is no tokenizer.json to turn texts into ids: work with ids");
   }
 
-  Generation run(std::span<const int32_t> prompt, const DrawOptions& options,
-                 const std::function<void(int32_t)>& on_id) {
+  runtime::Generation run(std::span<const int32_t> prompt, const DrawOptions& options,
+                          const std::function<void(int32_t)>& on_id) {
     const auto num_prompt = static_cast<int64_t>(prompt.size());
-    check_length(transformer->description(), num_prompt, options.max_new_tokens);
+    runtime::check_length(transformer->description(), num_prompt, options.max_new_tokens);
     if (num_prompt + options.max_new_tokens - 1 > max_tokens) {  // the last token drawn is never fed
       throw std::invalid_argument("the prompt's " + std::to_string(num_prompt) + " tokens and " +
                                   std::to_string(options.max_new_tokens) + " new ones do not fit the " +
                                   std::to_string(max_tokens) + " tokens that the model was loaded for (max_tokens)");
     }
-    return pare::generate(*transformer, prompt, generation_options(options, tokenizer), on_id);
+    return runtime::generate(*transformer, prompt, generation_options(options, tokenizer), on_id);
   }
 };
 
@@ -89,28 +90,28 @@ Model Model::load(const std::filesystem::path& path, const LoadOptions& options)
   check_options(options);
   auto state = std::make_unique<State>();
   state->path = path;
-  const int num_threads = options.num_threads > 0 ? options.num_threads : default_num_threads();
-  state->backend = make_backend({.num_threads = num_threads});
-  const ModelDirectory directory(path);
-  const Checkpoint checkpoint =
-      options.check_files ? open_described(directory.path(), "") : Checkpoint::open(directory.path());
+  const int num_threads = options.num_threads > 0 ? options.num_threads : runtime::default_num_threads();
+  state->backend = runtime::make_backend({.num_threads = num_threads});
+  const runtime::ModelDirectory directory(path);
+  const runtime::Checkpoint checkpoint =
+      options.check_files ? runtime::open_described(directory.path(), "") : runtime::Checkpoint::open(directory.path());
   state->max_tokens = chosen_max_tokens(options, checkpoint.description());
-  require_listed_files(directory.path());
+  runtime::require_listed_files(directory.path());
   if (std::filesystem::exists(directory.path() / "tokenizer.json")) {
-    state->tokenizer = Tokenizer::open(directory.path());
+    state->tokenizer = runtime::Tokenizer::open(directory.path());
   }
-  const MemoryNeed need = memory_need(checkpoint, {.num_rows = state->max_tokens,
-                                                   .num_tokens = state->max_tokens,
-                                                   .keeps_every_layer = true,
-                                                   .kv_bits = options.kv_bits,
-                                                   .on_host = true});
-  require_host_memory(*state->backend, {&need, 1}, free_memory());
+  const runtime::MemoryNeed need = runtime::memory_need(checkpoint, {.num_rows = state->max_tokens,
+                                                                     .num_tokens = state->max_tokens,
+                                                                     .keeps_every_layer = true,
+                                                                     .kv_bits = options.kv_bits,
+                                                                     .on_host = true});
+  runtime::require_host_memory(*state->backend, {&need, 1}, runtime::free_memory());
   if (options.check_files) {
-    require_whole_files(directory.path(), "");
+    runtime::require_whole_files(directory.path(), "");
     checkpoint.check_unchanged();
   }
-  state->transformer = Transformer::load(checkpoint, *state->backend);
-  state->transformer->use_attention_bits({.kv = options.kv_bits, .products = kKvFloatBits});
+  state->transformer = runtime::Transformer::load(checkpoint, *state->backend);
+  state->transformer->use_attention_bits({.kv = options.kv_bits, .products = runtime::kKvFloatBits});
   return Model(std::move(state));
 }
 
@@ -136,9 +137,9 @@ std::vector<float> Model::score(std::span<const int32_t> ids_T) {
     throw std::invalid_argument("a sequence of " + std::to_string(num_tokens) + " tokens: expected from 2 to " +
                                 std::to_string(state_->max_tokens) + " (max_tokens of the loaded model)");
   }
-  Transformer& transformer = *state_->transformer;
-  const ModelDescription& model = transformer.description();
-  const Buffer<float> hidden_TD = state_->backend->allocate(num_tokens * model.hidden_size);
+  runtime::Transformer& transformer = *state_->transformer;
+  const runtime::ModelDescription& model = transformer.description();
+  const runtime::Buffer<float> hidden_TD = state_->backend->allocate(num_tokens * model.hidden_size);
   transformer.prefill_windows(ids_T, 1, hidden_TD.get());
   std::vector<float> scores(ids_T.size() - 1);
   std::vector<uint8_t> unused_top1(kScoredRows);
@@ -161,16 +162,16 @@ std::vector<float> Model::score(std::span<const int32_t> ids_T) {
 
 GeneratedText Model::generate(std::string_view prompt, const DrawOptions& options,
                               const std::function<void(std::string_view)>& on_text) {
-  const Tokenizer& tokenizer = state_->need_tokenizer();
+  const runtime::Tokenizer& tokenizer = state_->need_tokenizer();
   const std::vector<int32_t> ids = tokenizer.encode(prompt, /*add_special_tokens=*/true);
-  AddedText added(tokenizer, ids);
+  runtime::AddedText added(tokenizer, ids);
   GeneratedText result;
   const auto append = [&](const std::string& piece) {
     if (piece.empty()) return;
     result.text += piece;
     if (on_text) on_text(piece);
   };
-  Generation generation = state_->run(ids, options, [&](int32_t id) { append(added.add(id)); });
+  runtime::Generation generation = state_->run(ids, options, [&](int32_t id) { append(added.add(id)); });
   append(added.finish());
   result.ids = std::move(generation.ids);
   result.reached_end = generation.reached_end;

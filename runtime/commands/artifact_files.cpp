@@ -11,7 +11,7 @@
 #include "runtime/system/sha256.h"
 #include "runtime/system/visible_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 namespace fs = std::filesystem;
@@ -213,4 +213,4 @@ void require_listed_hashes(const fs::path& directory, const std::map<std::string
   require_none(directory, result.problems, "");
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

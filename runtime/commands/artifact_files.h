@@ -12,7 +12,7 @@
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::runtime {
 
 inline constexpr const char* kManifestName = "pare.json";
 inline constexpr const char* kReportName = "report.json";
@@ -63,4 +63,4 @@ void require_listed_files(const std::filesystem::path& directory);
 // have its hashes, and all others that it lists must be there.
 void require_listed_hashes(const std::filesystem::path& directory, const std::map<std::string, std::string>& hashes);
 
-}  // namespace pare
+}  // namespace pare::runtime

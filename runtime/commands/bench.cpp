@@ -14,7 +14,7 @@
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -220,4 +220,4 @@ std::string to_text(const BenchResult& result) {
   return text.str();
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -9,7 +9,7 @@
 #include "runtime/device/make_backend.h"
 #include "runtime/engine/transformer.h"
 
-namespace pare {
+namespace pare::runtime {
 
 struct BenchOptions {
   int64_t prefill_tokens = 512;
@@ -70,4 +70,4 @@ int64_t attention_flops(const ModelDescription& model, int64_t num_tokens);
 std::string to_json(const BenchResult& result);
 std::string to_text(const BenchResult& result);
 
-}  // namespace pare
+}  // namespace pare::runtime

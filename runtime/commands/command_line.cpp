@@ -29,7 +29,7 @@
 #include "runtime/system/nearest_name.h"
 #include "runtime/system/version.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr int kDone = 0, kFailed = 1, kWrongUsage = 2, kInterrupted = 130;
@@ -522,4 +522,4 @@ int run_program(const Program& program, int argc, const char* const* argv) {
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

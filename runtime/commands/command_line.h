@@ -25,7 +25,7 @@
 #include "runtime/system/byte_count.h"
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // The command line is wrong, before anything was tried.
 class WrongUsage : public std::invalid_argument {
@@ -145,4 +145,4 @@ std::string option_help(const OptionSpec& option);
 // Returns the exit status.
 int run_program(const Program& program, int argc, const char* const* argv);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -9,7 +9,7 @@
 #include "runtime/commands/artifact_files.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::runtime {
 
 const PositionalSpec kModel = {"MODEL",
                                "directory of a Hugging Face checkpoint, dense or compressed by pare, or a .gguf file "
@@ -158,4 +158,4 @@ Transformer ModelLoader::load(const Checkpoint& checkpoint, Console& console) co
   return Transformer::load(checkpoint, *backend_, progress);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

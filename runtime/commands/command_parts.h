@@ -18,7 +18,7 @@
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // MODEL of the commands that run one.
 extern const PositionalSpec kModel;
@@ -97,4 +97,4 @@ class ModelLoader {
   std::unique_ptr<Backend> backend_;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

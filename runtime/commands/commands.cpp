@@ -35,7 +35,7 @@
 #include "runtime/tokenizer/tokenizer.h"
 #include "runtime/tokenizer/tokenizer_hash.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -351,4 +351,4 @@ std::vector<Command> runtime_commands() {
   return {import, eval_command(), generate_command(), tokenize, inspect_command, verify_command, bench_command()};
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -5,9 +5,9 @@
 
 #include "runtime/commands/command_line.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // Returns the commands in the order in which --help lists them. compress/main.cpp adds its own.
 std::vector<Command> runtime_commands();
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -4,7 +4,7 @@
 #include <sstream>
 #include <string_view>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // Quotes for bash and zsh, in single quotes.
@@ -217,4 +217,4 @@ std::string fish_completions(const Program& program) {
   return script.str();
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

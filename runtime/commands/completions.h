@@ -7,10 +7,10 @@
 
 #include "runtime/commands/command_line.h"
 
-namespace pare {
+namespace pare::runtime {
 
 std::string bash_completions(const Program& program);  // a file to source, or for share/bash-completion/completions
 std::string zsh_completions(const Program& program);   // a file of the function path, named _PROGRAM
 std::string fish_completions(const Program& program);  // a file for share/fish/vendor_completions.d
 
-}  // namespace pare
+}  // namespace pare::runtime

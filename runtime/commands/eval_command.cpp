@@ -12,7 +12,7 @@
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/visible_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr const char* kReference = "reference";
@@ -201,4 +201,4 @@ Command eval_command() {
           .run = run_eval};
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

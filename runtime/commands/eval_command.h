@@ -3,8 +3,8 @@
 
 #include "runtime/commands/command_line.h"
 
-namespace pare {
+namespace pare::runtime {
 
 Command eval_command();
 
-}  // namespace pare
+}  // namespace pare::runtime

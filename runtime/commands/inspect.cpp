@@ -16,7 +16,7 @@
 #include "runtime/system/progress.h"
 #include "runtime/system/visible_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 TensorSummary summarize(const std::string& name, const TensorView& tensor) {
@@ -336,4 +336,4 @@ std::string to_text(const Inspection& inspection, bool list_tensors) {
   return text.str();
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

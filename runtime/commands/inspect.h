@@ -11,7 +11,7 @@
 #include "runtime/commands/layer_sparsity.h"
 #include "runtime/model/checkpoint.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // Sizes of the weights as stored. Codes, scales, zeros and group indices count; biases and norms do not.
 struct WeightSizes {
@@ -59,4 +59,4 @@ std::string to_json(const Inspection& inspection);
 // `list_tensors` adds one line for each tensor.
 std::string to_text(const Inspection& inspection, bool list_tensors);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -11,7 +11,7 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using Json = nlohmann::json;
@@ -156,4 +156,4 @@ LayerSparsity layer_sparsity(const LinearWeights& linear, const SparsityClaim& c
   return result;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -9,7 +9,7 @@
 
 #include "runtime/model/checkpoint.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // A claim about a layer. Its container makes it by packing the pattern; or the layer's entry of pare.json makes it
 // ("pattern", "zeros"), and then the zeros are stored like other weights.
@@ -59,4 +59,4 @@ struct LayerSparsity {
 // width.
 LayerSparsity layer_sparsity(const LinearWeights& linear, const SparsityClaim& claim);
 
-}  // namespace pare
+}  // namespace pare::runtime

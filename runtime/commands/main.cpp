@@ -4,10 +4,10 @@
 #include "runtime/commands/version_report.h"
 
 int main(int argc, char** argv) {
-  const pare::Program program = {
+  const pare::runtime::Program program = {
       .name = "pare-runtime",
       .summary = "Runs, measures and checks compressed language models (Hugging Face directories) on the CPU.",
-      .commands = pare::runtime_commands(),
-      .sources = pare::source_state()};
-  return pare::run_program(program, argc, argv);
+      .commands = pare::runtime::runtime_commands(),
+      .sources = pare::runtime::source_state()};
+  return pare::runtime::run_program(program, argc, argv);
 }

@@ -9,7 +9,7 @@
 #include "runtime/system/isa.h"
 #include "runtime/system/version.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // The environment variables that both programs read, themselves or through OpenMP.
@@ -95,4 +95,4 @@ std::string manual_page(const Program& program) {
   return page.str();
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -6,10 +6,10 @@
 
 #include "runtime/commands/command_line.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // Returns the page in roff with the macros of man(7), section 1: commands with their arguments and options, then what
 // all commands share, exit status and environment.
 std::string manual_page(const Program& program);
 
-}  // namespace pare
+}  // namespace pare::runtime

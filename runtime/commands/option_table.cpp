@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 bool lies_within(double value, const FieldLimits& limits) {
@@ -166,4 +166,4 @@ std::string allowed_text(const OptionRow& row, const std::string& quote) {
   return "";
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

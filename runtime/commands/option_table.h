@@ -10,7 +10,7 @@
 
 #include "runtime/format/fields.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // Visits the fields of a value that it holds.
 using VisitFields = std::function<void(FieldVisitor&)>;
@@ -56,4 +56,4 @@ std::string allowed_text(const OptionRow& row, const std::string& quote);
 // "a", "a or b", "a, b or c".
 std::string listed(const std::vector<std::string>& names, const std::string& last);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <system_error>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr size_t kBufferBytes = size_t{64} << 10;
@@ -103,4 +103,4 @@ void end_without_readers() {
   ::_exit(128 + SIGPIPE);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

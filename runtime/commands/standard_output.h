@@ -10,7 +10,7 @@
 
 #include "runtime/system/visible_text.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // The error "cannot write standard output: REASON".
 class OutputFailed : public std::runtime_error {
@@ -79,4 +79,4 @@ bool keep_running_without_readers();
 // Ends the process by SIGPIPE, as such a write does otherwise.
 [[noreturn]] void end_without_readers();
 
-}  // namespace pare
+}  // namespace pare::runtime

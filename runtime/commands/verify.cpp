@@ -13,7 +13,7 @@
 #include "runtime/system/json_text.h"
 #include "runtime/tokenizer/tokenizer.h"
 
-namespace pare {
+namespace pare::runtime {
 
 Verification verify(const std::filesystem::path& directory, const std::function<void(int64_t, int64_t)>& progress) {
   if (!std::filesystem::is_directory(directory)) read_config(directory);  // says what is there instead
@@ -96,4 +96,4 @@ std::string to_json(const Verification& verification) {
   return json_text(json);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

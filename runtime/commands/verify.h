@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace pare {
+namespace pare::runtime {
 
 struct Verification {
   bool has_manifest = false;           // pare.json with "outputs"; without it there are no checksums to compare
@@ -26,4 +26,4 @@ Verification verify(const std::filesystem::path& directory, const std::function<
 
 std::string to_json(const Verification& verification);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -7,7 +7,7 @@
 #include "runtime/system/json_text.h"
 #include "runtime/system/version.h"
 
-namespace pare {
+namespace pare::runtime {
 
 std::string version_report(std::string_view program, const SourceState& sources, std::string_view libtorch) {
   nlohmann::ordered_json report = {{"program", program}, {"version", version()}, {"commit", sources.commit}};
@@ -21,4 +21,4 @@ std::string version_report(std::string_view program, const SourceState& sources,
   return json_text(report);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace pare {
+namespace pare::runtime {
 
 // The sources that a program was built from, as git knew them when it was built.
 struct SourceState {
@@ -22,4 +22,4 @@ SourceState source_state();
 // works without it, whose `libtorch` is empty. Throws what detect_isa throws.
 std::string version_report(std::string_view program, const SourceState& sources, std::string_view libtorch);
 
-}  // namespace pare
+}  // namespace pare::runtime

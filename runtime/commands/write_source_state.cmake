@@ -27,11 +27,11 @@ file(CONFIGURE OUTPUT "${OUTPUT}" @ONLY CONTENT [[
 // Made by write_source_state.cmake; do not edit.
 #include "runtime/commands/version_report.h"
 
-namespace pare {
+namespace pare::runtime {
 
 SourceState source_state() {
   return {.commit = "@commit@", .is_modified = @is_modified@};
 }
 
-}  // namespace pare
+}  // namespace pare::runtime
 ]])

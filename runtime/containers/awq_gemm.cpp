@@ -9,7 +9,7 @@
 #include "runtime/format/name_pattern.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using Json = nlohmann::json;
@@ -342,4 +342,4 @@ const ContainerFormat& awq_gemm_container() {
   return container;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -22,7 +22,7 @@
 #include "runtime/format/stored_scheme.h"
 #include "runtime/format/tensor_view.h"
 
-namespace pare {
+namespace pare::runtime {
 
 inline constexpr std::string_view kAwqGemm = "awq-gemm";  // ContainerFormat::name()
 const ContainerFormat& awq_gemm_container();
@@ -71,4 +71,4 @@ struct AwqConfig final : ContainerConfig {
                                       const FindTensor& find) const override;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -10,7 +10,7 @@
 #include "runtime/format/name_pattern.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using Json = nlohmann::json;
@@ -275,4 +275,4 @@ const ContainerFormat& bitsandbytes_int8_container() {
   return container;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

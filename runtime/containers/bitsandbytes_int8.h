@@ -21,7 +21,7 @@
 #include "runtime/format/stored_scheme.h"
 #include "runtime/format/tensor_view.h"
 
-namespace pare {
+namespace pare::runtime {
 
 inline constexpr std::string_view kBitsAndBytes = "bitsandbytes";  // ContainerFormat::name()
 const ContainerFormat& bitsandbytes_int8_container();
@@ -70,4 +70,4 @@ struct BitsAndBytesConfig final : ContainerConfig {
                                       const FindTensor& find) const override;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -11,7 +11,7 @@
 #include "runtime/format/name_pattern.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using Json = nlohmann::json;
@@ -329,4 +329,4 @@ const ContainerFormat& bitsandbytes_nf4_container() {
   return container;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -20,9 +20,9 @@
 
 #include "runtime/format/container_format.h"
 
-namespace pare {
+namespace pare::runtime {
 
 inline constexpr std::string_view kBitsAndBytesNf4 = "bitsandbytes-nf4";  // ContainerFormat::name()
 const ContainerFormat& bitsandbytes_nf4_container();
 
-}  // namespace pare
+}  // namespace pare::runtime

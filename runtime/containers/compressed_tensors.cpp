@@ -8,7 +8,7 @@
 #include "runtime/containers/scale_tensors.h"
 #include "runtime/format/bit_stream.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 std::string tensor_name(const std::string& module, std::string_view suffix) {
@@ -570,4 +570,4 @@ const ContainerFormat& compressed_tensors_container() {
   return container;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -38,7 +38,7 @@
 #include "runtime/format/stored_scheme.h"
 #include "runtime/format/tensor_view.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // Returns the row of the table (container_table.h); its name is kCompressedTensors.
 const ContainerFormat& compressed_tensors_container();
@@ -142,4 +142,4 @@ class QuantizationConfig final : public ContainerConfig {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

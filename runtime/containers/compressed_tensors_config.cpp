@@ -11,7 +11,7 @@
 #include "runtime/format/name_pattern.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using Json = nlohmann::json;
@@ -545,4 +545,4 @@ std::optional<PackScheme> QuantizationConfig::scheme_of(const std::string& modul
   return scheme(module, class_name);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -12,7 +12,7 @@
 #include "runtime/containers/pare_int8.h"
 #include "runtime/containers/pare_sparse24.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 std::vector<const ContainerFormat*>& table() {
@@ -55,4 +55,4 @@ void register_container(const ContainerFormat& format) {
   table().push_back(&format);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -7,7 +7,7 @@
 
 #include "runtime/format/container_format.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // The table: the containers of this folder, then the registered ones.
 std::span<const ContainerFormat* const> container_formats();
@@ -19,4 +19,4 @@ const ContainerFormat* find_container(std::string_view quant_method, const std::
 // Call it before other threads look at the table. Throws std::invalid_argument for a name that another container has.
 void register_container(const ContainerFormat& format);
 
-}  // namespace pare
+}  // namespace pare::runtime

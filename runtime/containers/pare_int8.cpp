@@ -10,7 +10,7 @@
 
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using Json = nlohmann::json;
@@ -296,4 +296,4 @@ const ContainerFormat& pare_int8_container() {
   return container;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -23,7 +23,7 @@
 #include "runtime/format/stored_scheme.h"
 #include "runtime/format/tensor_view.h"
 
-namespace pare {
+namespace pare::runtime {
 
 inline constexpr std::string_view kPareInt8 = "pare-int8";  // ContainerFormat::name() and quant_method
 const ContainerFormat& pare_int8_container();
@@ -71,4 +71,4 @@ struct PareInt8Config final : ContainerConfig {
                                       const FindTensor& find) const override;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

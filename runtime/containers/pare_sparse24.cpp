@@ -11,7 +11,7 @@
 #include "runtime/containers/scale_tensors.h"
 #include "runtime/format/bit_stream.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr std::array kSuffixes = {kSparseValuesSuffix,    kSparsePositionsSuffix,   kSparseScaleSuffix,
@@ -456,4 +456,4 @@ const ContainerFormat& pare_sparse24_container() {
   return container;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

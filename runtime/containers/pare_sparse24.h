@@ -18,7 +18,7 @@
 #include "runtime/format/stored_scheme.h"
 #include "runtime/format/tensor_view.h"
 
-namespace pare {
+namespace pare::runtime {
 
 const ContainerFormat& pare_sparse24_container();
 
@@ -49,4 +49,4 @@ class PareSparse24Config final : public ContainerConfig {
 // is named twice or also ignored, or for a scheme that the container does not hold.
 std::string pare_sparse24_config_json(std::span<const StoredModule> modules, std::span<const std::string> ignore);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -7,7 +7,7 @@
 #include "runtime/containers/pare_sparse24.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using Json = nlohmann::json;
@@ -202,4 +202,4 @@ std::optional<PackScheme> PareSparse24Config::scheme_of(const std::string& modul
   return found == scheme_of_module_.end() ? std::nullopt : std::optional(found->second);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

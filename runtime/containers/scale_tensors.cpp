@@ -3,7 +3,7 @@
 #include <cmath>
 #include <stdexcept>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 std::string tensor_name(const std::string& module, std::string_view suffix) {
@@ -110,4 +110,4 @@ void read_input_tensors(const TensorView* scale, const TensorView* zero_point, c
   if (!linear.input.symmetric) linear.input.zero = static_cast<int8_t>(code_bytes(*zero_point)[0]);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -12,7 +12,7 @@
 #include "runtime/format/stored_scheme.h"
 #include "runtime/format/tensor_view.h"
 
-namespace pare {
+namespace pare::runtime {
 
 inline constexpr std::string_view kInputScaleSuffix = ".input_scale";
 inline constexpr std::string_view kInputZeroPointSuffix = ".input_zero_point";
@@ -49,4 +49,4 @@ void check_input_tensors(const TensorView* scale, const TensorView* zero_point, 
 void read_input_tensors(const TensorView* scale, const TensorView* zero_point, const std::string& module,
                         StoredLinear& linear);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
-namespace pare {
+namespace pare::runtime {
 
 std::vector<OwnedTensor> pack_linear(const StoredLinear& linear, const PackScheme& scheme, const std::string& module) {
   return container_format(scheme.container).store(linear, scheme, module);
@@ -53,4 +53,4 @@ std::string container_config_json(std::span<const StoredModule> modules, std::sp
   return container_format(modules.front().scheme.container).config_json(modules, ignore);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -7,7 +7,7 @@
 
 #include "runtime/format/container_format.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // These call store, check and load of container_format(scheme.container), and throw what those throw.
 std::vector<OwnedTensor> pack_linear(const StoredLinear& linear, const PackScheme& scheme, const std::string& module);
@@ -27,4 +27,4 @@ std::vector<float> effective_weight(const StoredLinear& linear);
 // std::invalid_argument without modules.
 std::string container_config_json(std::span<const StoredModule> modules, std::span<const std::string> ignore);
 
-}  // namespace pare
+}  // namespace pare::runtime

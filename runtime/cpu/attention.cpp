@@ -7,7 +7,7 @@
 
 #include "runtime/system/aligned_memory.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // The queries (tokens times heads of a group) of one tile. They are enough to use each loaded key and value many times,
@@ -149,4 +149,4 @@ void run_attention(const OpKernels& kernels, const float* q_RHK, const KvLayer& 
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -19,7 +19,7 @@
 #include "runtime/engine/routing.h"
 #include "runtime/system/first_exception.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // Below this many elements, waking other threads costs more than it saves.
@@ -443,4 +443,4 @@ std::unique_ptr<Backend> make_cpu_backend(Isa isa, int num_threads) {
   return std::make_unique<CpuBackend>(isa, num_threads);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace pare {
+namespace pare::runtime {
 
 // For value >= 0 and divisor or multiple > 0. Returns how many units of `divisor` hold `value`, and the least multiple
 // that is not below it.
@@ -14,4 +14,4 @@ constexpr int64_t round_up(int64_t value, int64_t multiple) {
   return divide_up(value, multiple) * multiple;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

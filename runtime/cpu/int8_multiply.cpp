@@ -22,7 +22,7 @@
 #include "runtime/system/aligned_memory.h"
 #include "runtime/system/first_exception.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr int64_t kStripBytes = int64_t{1} << 20;
@@ -471,4 +471,4 @@ void int8_multiply(const Int8Kernels& kernels, const Int8Weights& weights, const
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -6,7 +6,7 @@
 
 #include "runtime/system/isa.h"
 
-namespace pare {
+namespace pare::runtime {
 
 struct Int8RowKernels {
   // low = min(0, min x), high = max(0, max x) of x[n]; both are NaN if an element is NaN. Infinities are values.
@@ -28,4 +28,4 @@ const Int8RowKernels& int8_row_kernels_avx2();
 const Int8RowKernels& int8_row_kernels_avx512();
 const Int8RowKernels& int8_row_kernels(Isa isa);
 
-}  // namespace pare
+}  // namespace pare::runtime

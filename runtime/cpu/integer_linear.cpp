@@ -10,7 +10,7 @@
 #include "runtime/cpu/divide_up.h"
 #include "runtime/cpu/rounding.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 static_assert(LinearInput::code_stride(1) == int8_row_stride(1) &&
@@ -275,4 +275,4 @@ void IntegerLinear::multiply(const LinearInput& x, int64_t num_rows, float* y_RO
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

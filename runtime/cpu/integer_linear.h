@@ -18,7 +18,7 @@
 #include "runtime/engine/backend.h"
 #include "runtime/system/aligned_memory.h"
 
-namespace pare {
+namespace pare::runtime {
 
 class IntegerLinear final : public PackedLinear {
  public:
@@ -74,4 +74,4 @@ class IntegerLinear final : public PackedLinear {
   std::vector<Part> parts_;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

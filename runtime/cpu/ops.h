@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace pare {
+namespace pare::runtime {
 
 enum class ActivationKernel : uint8_t { silu, gelu, gelu_tanh };
 inline constexpr int kNumActivationKernels = 3;
@@ -96,4 +96,4 @@ inline constexpr int64_t kPartialKeys = 512;
 const OpKernels& op_kernels_avx2();
 const OpKernels& op_kernels_avx512();
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -9,7 +9,7 @@
 #include "runtime/cpu/divide_up.h"
 #include "runtime/system/first_exception.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // A task multiplies some rows with one tile of weights after another, and expands kBlockK x 48 floats of it at a time
@@ -537,4 +537,4 @@ void CpuPackedLinear::quantized_row(const Part& part, int64_t panel, int64_t lan
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -16,7 +16,7 @@
 #include "runtime/format/linear_weights.h"
 #include "runtime/system/aligned_memory.h"
 
-namespace pare {
+namespace pare::runtime {
 
 class CpuPackedLinear final : public PackedLinear {
  public:
@@ -137,4 +137,4 @@ class CpuPackedLinear final : public PackedLinear {
 // validate() throws for a quantized weight.
 std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeights> parts, int num_threads = 0);
 
-}  // namespace pare
+}  // namespace pare::runtime

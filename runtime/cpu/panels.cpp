@@ -9,7 +9,7 @@
 #include "runtime/cpu/divide_up.h"
 #include "runtime/system/first_exception.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 WeightFormat format_of(const QuantizedWeight& weight) {
@@ -305,4 +305,4 @@ int code_bits(WeightFormat format) {
   return static_cast<int>(unit.num_bytes * 8 / kPanel / unit.num_k);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

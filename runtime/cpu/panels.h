@@ -12,7 +12,7 @@
 #include "runtime/format/linear_weights.h"
 #include "runtime/system/aligned_memory.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // W[o, column_of_k[k]] stands at packed position k: groups are padded to whole units of the format, and act-order moves
 // columns between groups. A padding position has column -1 and the code of its group's zero, so that it adds nothing to
@@ -74,4 +74,4 @@ void store_scale(ScaleFormat format, float value, std::byte* bytes);
 // Returns the bits of a code of an integer format, of fp8 or of table4; for 2:4, of a kept code.
 int code_bits(WeightFormat format);
 
-}  // namespace pare
+}  // namespace pare::runtime

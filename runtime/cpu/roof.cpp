@@ -10,7 +10,7 @@
 #include "runtime/cpu/kernels/roof_kernels.h"
 #include "runtime/system/aligned_memory.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // Other processes only ever slow a round down, so the best of many short rounds is the machine's rate.
@@ -96,4 +96,4 @@ double measure_read_gbps(int64_t num_bytes, int num_threads) {
   return static_cast<double>(total) * static_cast<double>(repeats) / best * 1e-9;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -5,7 +5,7 @@
 
 #include "runtime/engine/backend.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // The rate of float32 multiply-adds in registers, 2 * lanes * FMAs / second in GFLOP/s, over num_threads threads.
 // Returns the best of several rounds of some milliseconds. Throws std::invalid_argument if num_threads < 1 or the CPU
@@ -18,4 +18,4 @@ double measure_fma_gflops(Isa isa, int num_threads);
 // num_threads < 1 or num_bytes < 64 KiB per thread, and std::bad_alloc.
 double measure_read_gbps(int64_t num_bytes, int num_threads);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -9,7 +9,7 @@
 #include "runtime/system/aligned_memory.h"
 #include "runtime/system/first_exception.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -177,4 +177,4 @@ void round_rows(const Int8RowKernels& kernels, LinearInput& x, int64_t num_rows,
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -7,7 +7,7 @@
 #include "runtime/cpu/int8_rows.h"
 #include "runtime/engine/backend.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // The notes of round_rows about a format with outliers: for each sequence, the columns that are multiplied in floating
 // point.
@@ -25,4 +25,4 @@ void round_row(const Int8RowKernels& kernels, const LinearInput& x, int64_t row,
 // Rounds num_rows plain rows in x.x(). Any number of threads gives the same bits.
 void round_rows(const Int8RowKernels& kernels, LinearInput& x, int64_t num_rows, int64_t width, int num_threads);
 
-}  // namespace pare
+}  // namespace pare::runtime

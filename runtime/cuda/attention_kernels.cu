@@ -11,7 +11,7 @@
 #include "runtime/cuda/warp_block.cuh"
 #include "runtime/engine/attention_stretches.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr int kWarps = 4;
@@ -400,4 +400,4 @@ void launch_attention(cudaStream_t stream, const float* q_RHK, const KvLayer& ca
          dim3(kThreads), 0, stream, sequences.table.data(), shape, num_splits, partial, x_RHK);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -3,7 +3,7 @@
 #include "runtime/cuda/linear_tiles.cuh"
 #include "runtime/cuda/stored_weights.cuh"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr uint32_t kOnes = 0x01010101u;
@@ -181,4 +181,4 @@ void launch_code_linears(cudaStream_t stream, const WeightForm& form, const Weig
   launch_stored<StoredAs::code2, false>(l);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -9,7 +9,7 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/engine/backend_checks.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 void require(cudaError_t status, const std::string& what) {
@@ -368,4 +368,4 @@ std::unique_ptr<Backend> make_cuda_backend() {
   return std::make_unique<CudaBackend>();
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

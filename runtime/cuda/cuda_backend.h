@@ -6,7 +6,7 @@
 
 #include "runtime/engine/backend.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // A device, and how much of its memory is free.
 struct CudaDevice {
@@ -23,4 +23,4 @@ CudaDevice find_cuda_device();
 // kernels in this program (compute capability other than 8.x and 9.0).
 std::unique_ptr<Backend> make_cuda_backend();
 
-}  // namespace pare
+}  // namespace pare::runtime

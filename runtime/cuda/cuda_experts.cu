@@ -7,7 +7,7 @@
 
 #include "runtime/cuda/cuda_linear.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 const CudaLinear& linear_of(const FeedForwardWeights& expert,
@@ -180,4 +180,4 @@ void CudaExpertWork::run(cudaStream_t stream, std::span<const FeedForwardWeights
              y_RD);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

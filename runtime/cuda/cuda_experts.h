@@ -8,7 +8,7 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/engine/backend.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // One of the linears of all experts of a layer, as kernels run it: one launch for each form that some of them have.
 struct ExpertStack {
@@ -70,4 +70,4 @@ class CudaExpertWork final : public ExpertWork {
   std::map<const FeedForwardWeights*, Layer> layers_;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

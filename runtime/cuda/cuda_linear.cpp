@@ -8,7 +8,7 @@
 
 #include "runtime/engine/backend_checks.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 StoredAs stored_as(DType dtype) {
@@ -279,4 +279,4 @@ std::string CudaLinear::kernel_name() const {
   return "matmul_" + weight_names_ + "_" + input_format_name(input_) + (multiplies_codes_ ? "_cuda_dp4a" : "_cuda_fma");
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -10,7 +10,7 @@
 #include "runtime/cuda/weight_view.h"
 #include "runtime/engine/backend.h"
 
-namespace pare {
+namespace pare::runtime {
 
 class CudaLinear final : public PackedLinear {
  public:
@@ -51,4 +51,4 @@ class CudaLinear final : public PackedLinear {
   Buffer<uint8_t> outlier_columns_;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -8,7 +8,7 @@
 #include "runtime/cuda/cuda_backend.h"
 #include "runtime/cuda/device.cuh"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr int kThreads = 256;
@@ -124,4 +124,4 @@ int64_t cuda_roof_bytes(int64_t decode_bytes) {
   return std::min(decode_bytes, kMostBytes);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

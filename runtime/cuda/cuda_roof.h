@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace pare {
+namespace pare::runtime {
 
 // The rate of float32 multiply-adds in registers, in GFLOP/s: the best of several rounds. Throws what find_cuda_device
 // throws.
@@ -19,4 +19,4 @@ double measure_cuda_read_gbps(int64_t num_bytes);
 // read. The model is in memory at the same time.
 int64_t cuda_roof_bytes(int64_t decode_bytes);
 
-}  // namespace pare
+}  // namespace pare::runtime

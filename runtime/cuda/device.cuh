@@ -28,7 +28,7 @@
 #include <tuple>
 #include <type_traits>
 
-namespace pare {
+namespace pare::runtime {
 
 // The bytes of dynamic shared memory that a kernel may have without asking for more.
 inline constexpr size_t kDefaultSharedBytes = 48 * 1024;
@@ -110,4 +110,4 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t dynamic
                            " bytes of dynamic shared memory: " + error);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -10,7 +10,7 @@
 #include "runtime/cuda/weight_view.h"
 #include "runtime/engine/backend.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // The rows that each of several linears multiplies: those of its slots. Slot s reads row rows_S[s] of x (null: row s)
 // and writes row s of y.
@@ -119,4 +119,4 @@ void launch_compare(cudaStream_t stream, const float* logits_p_RV, float softcap
                     float softcap_q, int64_t num_rows, int64_t num_vocabulary, const int32_t* targets_R, float* kl_R,
                     uint8_t* same_top1_R, float* nll_p_R, float* nll_q_R);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -2,7 +2,7 @@
 #include "runtime/cuda/linear_tiles.cuh"
 #include "runtime/cuda/stored_weights.cuh"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // Pieces of four columns of x.
@@ -221,4 +221,4 @@ void launch_embed(cudaStream_t stream, const WeightView* table_VD, const int32_t
          hidden_RD);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -7,7 +7,7 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/warp_block.cuh"
 
-namespace pare {
+namespace pare::runtime {
 
 inline constexpr int kSplits = 2;
 inline constexpr int kOutputGroups = 4;  // warps per split
@@ -70,8 +70,8 @@ struct LinearLaunch {
   void launch(Kernel* kernel, size_t shared_bytes) const {
     const int64_t num_tiles = (max_rows + kRows - 1) / kRows;
     const dim3 grid(static_cast<unsigned>(num_output_blocks(num_out) * num_tiles), static_cast<unsigned>(num_linears));
-    pare::launch(kernel, grid, dim3(kLinearThreads), shared_bytes, stream, weights, slots, x, max_rows, y_RO, out_width,
-                 first_out);
+    runtime::launch(kernel, grid, dim3(kLinearThreads), shared_bytes, stream, weights, slots, x, max_rows, y_RO,
+                    out_width, first_out);
   }
 };
 
@@ -98,4 +98,4 @@ __device__ void join_sums(const float (&sums)[kWarpOutputs][kRows], float* parti
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

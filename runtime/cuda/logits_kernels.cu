@@ -3,7 +3,7 @@
 #include "runtime/cuda/quads.cuh"
 #include "runtime/cuda/warp_block.cuh"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr int kRowThreads = 256;
@@ -126,4 +126,4 @@ void launch_compare(cudaStream_t stream, const float* logits_p_RV, float softcap
          logits_q_RV, softcap_q, num_vocabulary, targets_R, kl_R, same_top1_R, nll_p_R, nll_q_R);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

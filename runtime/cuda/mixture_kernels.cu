@@ -2,7 +2,7 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/warp_block.cuh"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr int kRouteThreads = 128;
@@ -127,4 +127,4 @@ void launch_expert_sequences(cudaStream_t stream, const Sequences& sequences, co
          expert_sequences_EN);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

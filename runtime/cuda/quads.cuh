@@ -4,7 +4,7 @@
 
 #include "runtime/cuda/device.cuh"
 
-namespace pare {
+namespace pare::runtime {
 
 inline constexpr int kQuad = 4;
 
@@ -43,4 +43,4 @@ __device__ inline void store_quad(float* row_I, int64_t i, int64_t width, const 
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -3,7 +3,7 @@
 #include "runtime/cuda/rounding.cuh"
 #include "runtime/cuda/warp_block.cuh"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr int kHeadValues = kMaxCudaHeadSize / kWarp;  // values of a head in one lane
@@ -137,4 +137,4 @@ void launch_rope_store(cudaStream_t stream, const float* qkv_RC, RopeView rope, 
          dim3(kBlockHeads * kWarp), 0, stream, qkv_RC, rope, q_norm, k_norm, shape, positions_R, slots_R, cache, q_RHK);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

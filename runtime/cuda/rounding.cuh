@@ -6,7 +6,7 @@
 #include "runtime/cuda/rounding_target.h"
 #include "runtime/cuda/warp_block.cuh"
 
-namespace pare {
+namespace pare::runtime {
 
 struct DeviceGrid {
   float scale = 0.0f;
@@ -163,4 +163,4 @@ __device__ void write_row(const RoundingTarget& target, const RoundedRows& rows,
   write_on_grid(target, rows, row, width, grid, quad_at);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

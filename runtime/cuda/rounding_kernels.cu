@@ -4,7 +4,7 @@
 #include "runtime/cuda/rounding.cuh"
 #include "runtime/cuda/warp_block.cuh"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr int kRowThreads = 256;
@@ -188,4 +188,4 @@ void launch_round(cudaStream_t stream, const RowsToRound& rows, const RoundingKi
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -5,7 +5,7 @@
 
 #include "runtime/format/input_format.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // The part of an InputFormat that kernels need.
 struct RoundingView {
@@ -44,4 +44,4 @@ struct RoundedRows {
   int32_t* zeros_R = nullptr;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -4,7 +4,7 @@
 #include "runtime/cuda/quads.cuh"
 #include "runtime/cuda/warp_block.cuh"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr int kRowThreads = 256;
@@ -190,4 +190,4 @@ void launch_mean_rows(cudaStream_t stream, const float* hidden_RD, const Sequenc
   launch(mean_rows_kernel, rows(num_sequences), dim3(kRowThreads), 0, stream, hidden_RD, sequences_N, width, means_ND);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

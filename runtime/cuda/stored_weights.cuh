@@ -4,7 +4,7 @@
 #include "runtime/cuda/device.cuh"
 #include "runtime/cuda/weight_view.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // Exact, also for subnormals, infinities and NaN.
 __device__ inline float float_of_half(uint32_t bits) {
@@ -129,4 +129,4 @@ __device__ inline float weight_at(const WeightView& weight, int64_t out, int64_t
   return 0.0f;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

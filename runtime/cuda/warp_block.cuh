@@ -3,7 +3,7 @@
 
 #include "runtime/cuda/device.cuh"
 
-namespace pare {
+namespace pare::runtime {
 
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
@@ -37,4 +37,4 @@ __device__ T block_sum(T value, T* scratch_W) {
   return sum;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace pare {
+namespace pare::runtime {
 
 // Rows are words of 32 bits, little-endian. They are padded to whole vectors of four words with zeros, or for codes
 // with the last group's zero. A word holds 1 float32, 2 values of 16 bits, 4 codes of 8 bits, 8 of 4, 10 of 3 (two bits
@@ -88,4 +88,4 @@ struct WeightForm {
   bool operator==(const WeightForm&) const = default;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -10,7 +10,7 @@
 #include "runtime/cuda/cuda_roof.h"
 #endif
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // The driver is looked for here and not before, so that the same program starts on machines without one.
@@ -76,4 +76,4 @@ int64_t roof_footprint_bytes(const BackendOptions& options, int64_t decode_bytes
   return std::max(decode_bytes, kLeastBytes * std::max(options.num_threads, 1));
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

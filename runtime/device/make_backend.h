@@ -7,7 +7,7 @@
 #include "runtime/engine/backend.h"
 #include "runtime/system/isa.h"
 
-namespace pare {
+namespace pare::runtime {
 
 enum class ComputeDevice { cpu, cuda };
 
@@ -33,4 +33,4 @@ double measure_read_roof(const BackendOptions& options, int64_t num_bytes);
 // CPU's threads need and at most what a GPU's memory can spare (runtime/cuda/cuda_roof.h).
 int64_t roof_footprint_bytes(const BackendOptions& options, int64_t decode_bytes);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace pare {
+namespace pare::runtime {
 
 inline constexpr int64_t kStretchKeys = 256;
 inline constexpr int64_t kFewRows = 4;  // the most rows of one sequence whose keys are cut
@@ -17,4 +17,4 @@ constexpr int64_t stretch_floats(int64_t head_size) {
   return head_size + 2;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 const InputFormat kPlainFormat;
@@ -128,4 +128,4 @@ int64_t KvStorage::bytes_per_token(int bits, int64_t num_kv_heads, int64_t head_
   return 2 * num_kv_heads * head_bytes;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

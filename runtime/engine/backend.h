@@ -27,7 +27,7 @@
 #include "runtime/model/model_description.h"
 #include "runtime/system/isa.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // Weights in a backend's own layout. One object may hold several linears that read the same input (q,k,v; gate,up),
 // stacked along O. It also serves as an embedding table.
@@ -353,4 +353,4 @@ std::unique_ptr<Backend> make_reference_backend();
 // Throws std::invalid_argument if the CPU does not support `isa`. num_threads <= 0: OpenMP decides.
 std::unique_ptr<Backend> make_cpu_backend(Isa isa, int num_threads);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 void require(bool condition, const char* operation, const std::string& message) {
@@ -170,4 +170,4 @@ void check_vocabularies(const PackedLinear& head_p, const PackedLinear& head_q) 
               std::to_string(head_q.num_out()) + " tokens");
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

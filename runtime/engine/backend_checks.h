@@ -7,7 +7,7 @@
 
 #include "runtime/engine/backend.h"
 
-namespace pare {
+namespace pare::runtime {
 
 void check_ids(std::span<const int32_t> ids_R, int64_t vocabulary_size, const char* operation);
 void check_norm(const PackedNorm* norm, int64_t width, const char* operation);
@@ -32,4 +32,4 @@ void check_routing(int64_t num_experts, const RoutingDescription& routing);
 void check_mix(std::span<const int32_t> slots_RK, std::span<const float> weights_RK, int64_t num_rows);
 void check_vocabularies(const PackedLinear& head_p, const PackedLinear& head_q);
 
-}  // namespace pare
+}  // namespace pare::runtime

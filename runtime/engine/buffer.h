@@ -8,7 +8,7 @@
 #include <span>
 #include <utility>
 
-namespace pare {
+namespace pare::runtime {
 
 // The backend that allocated the memory frees it, and must live at least as long.
 using BufferMemory = std::unique_ptr<std::byte[], std::function<void(std::byte*)>>;
@@ -31,4 +31,4 @@ class Buffer {
   int64_t size_ = 0;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

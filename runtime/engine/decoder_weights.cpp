@@ -7,7 +7,7 @@
 
 #include "runtime/system/interrupt.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // Reads weights from a checkpoint into packed form, and gives the source's pages back as it goes.
@@ -102,4 +102,4 @@ DecoderWeights load_decoder_weights(const Checkpoint& checkpoint, Backend& backe
   return weights;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

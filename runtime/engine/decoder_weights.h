@@ -10,7 +10,7 @@
 #include "runtime/engine/backend.h"
 #include "runtime/model/checkpoint.h"
 
-namespace pare {
+namespace pare::runtime {
 
 struct BlockWeights {
   PackedNorm attention_norm, feed_forward_norm;
@@ -52,4 +52,4 @@ DecoderWeights load_decoder_weights(const Checkpoint& checkpoint, Backend& backe
                                     const std::function<void(int64_t, int64_t)>& progress,
                                     const std::function<void(LinearWeights&)>& change);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -7,7 +7,7 @@
 
 #include "runtime/system/interrupt.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using Texts = std::span<const std::vector<int32_t>>;
@@ -301,4 +301,4 @@ void Encoder::embed(Texts texts, const Pooling& pooling, float* embeddings_ND,
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

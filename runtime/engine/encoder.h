@@ -13,7 +13,7 @@
 #include "runtime/model/checkpoint.h"
 #include "runtime/tokenizer/tokenizer.h"
 
-namespace pare {
+namespace pare::runtime {
 
 class Encoder {
  public:
@@ -48,4 +48,4 @@ class Encoder {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

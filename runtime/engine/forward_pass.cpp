@@ -7,7 +7,7 @@
 
 #include "runtime/system/interrupt.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 const PackedNorm* pointer(const std::optional<PackedNorm>& norm) {
@@ -205,4 +205,4 @@ void ForwardPass::final_hidden(ForwardArena& work, int64_t first_row, int64_t nu
                    description.hidden_size, x_RD);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

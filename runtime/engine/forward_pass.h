@@ -10,7 +10,7 @@
 #include "runtime/engine/backend.h"
 #include "runtime/engine/decoder_weights.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // Rows that go through the blocks together, in host memory: whole windows, the next piece of one session, or one token
 // of each of several lanes.
@@ -108,4 +108,4 @@ class ForwardPass {
   bool multiplies_codes_ = false;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -11,7 +11,7 @@
 #include "runtime/system/interrupt.h"
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -231,4 +231,4 @@ Generation generate(Transformer& model, std::span<const int32_t> prompt, const G
   return std::move(result);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

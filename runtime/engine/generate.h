@@ -8,7 +8,7 @@
 
 #include "runtime/engine/transformer.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // Gives the same numbers on every machine, unlike the distributions of <random>. Source: Steele, Lea, Flood, "Fast
 // splittable pseudorandom number generators" (OOPSLA 2014), figure 13 (splitmix64).
@@ -102,4 +102,4 @@ void check_length(const ModelDescription& model, int64_t prompt_tokens, int64_t 
 Generation generate(Transformer& model, std::span<const int32_t> prompt, const GenerationOptions& options,
                     const std::function<void(int32_t)>& on_token = {});
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -8,7 +8,7 @@
 #include "runtime/system/first_exception.h"
 #include "runtime/system/interrupt.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // The texts in the lanes, and the requests that wait for one.
@@ -110,4 +110,4 @@ std::vector<Generation> generate_together(Transformer& model, std::span<const Ge
   return GrowingTexts(model, requests, num_lanes).run();
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

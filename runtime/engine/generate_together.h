@@ -8,7 +8,7 @@
 
 #include "runtime/engine/generate.h"
 
-namespace pare {
+namespace pare::runtime {
 
 struct GenerationRequest {
   std::span<const int32_t> prompt;
@@ -29,4 +29,4 @@ int64_t lanes_at_once(const ModelDescription& model, int64_t num_texts, int64_t 
 std::vector<Generation> generate_together(Transformer& model, std::span<const GenerationRequest> requests,
                                           int64_t num_lanes);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -6,7 +6,7 @@
 
 #include "runtime/system/aligned_memory.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // The buffers of run_experts. The rows of all experts, one expert after the other, are called slots.
@@ -115,4 +115,4 @@ void HostBackend::run_experts(std::span<const FeedForwardWeights> experts_E, con
       num_rows, width, y_RD);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -6,7 +6,7 @@
 
 #include "runtime/engine/backend.h"
 
-namespace pare {
+namespace pare::runtime {
 
 class HostBackend : public Backend {
  public:
@@ -24,4 +24,4 @@ class HostBackend : public Backend {
                    int64_t num_rows, ExpertWork& work, float* y_RD) override;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

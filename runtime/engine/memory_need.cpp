@@ -11,7 +11,7 @@
 #include "runtime/engine/host_backend.h"
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 std::vector<LinearDescription> all_linears(const Checkpoint& checkpoint) {
@@ -170,4 +170,4 @@ void require_host_memory(const Backend& backend, std::span<const MemoryNeed> nee
       ", or give it more memory");
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -9,7 +9,7 @@
 #include "runtime/machine/limits.h"
 #include "runtime/model/checkpoint.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // The way in which the model is run. Evaluation passes num_rows tokens through one layer after the other, and all
 // layers share one cache of them. Generation keeps a cache of num_tokens for every layer.
@@ -53,4 +53,4 @@ void require_memory(const Backend& backend, std::span<const MemoryNeed> needs);
 // The same for a backend in host memory, with `free` available, swap included.
 void require_host_memory(const Backend& backend, std::span<const MemoryNeed> needs, const FreeMemory& free);
 
-}  // namespace pare
+}  // namespace pare::runtime

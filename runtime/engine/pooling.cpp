@@ -9,7 +9,7 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 nlohmann::json read_json(const std::filesystem::path& path) {
@@ -60,4 +60,4 @@ Pooling read_pooling(const std::filesystem::path& directory, const EncoderDescri
   return pooling;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

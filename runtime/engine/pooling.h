@@ -7,7 +7,7 @@
 
 #include "runtime/model/encoder_description.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // The way in which the tokens of a text become one vector, and how many of them are read. sentence-transformers keeps
 // this in 1_Pooling/config.json and sentence_bert_config.json beside the model.
@@ -22,4 +22,4 @@ struct Pooling {
 // ...), which the message names.
 Pooling read_pooling(const std::filesystem::path& directory, const EncoderDescription& model);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -10,7 +10,7 @@
 #include "runtime/engine/backend_checks.h"
 #include "runtime/engine/host_backend.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 class ReferenceLinear final : public PackedLinear {
@@ -436,4 +436,4 @@ std::unique_ptr<Backend> make_reference_backend() {
   return std::make_unique<ReferenceBackend>();
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

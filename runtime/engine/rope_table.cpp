@@ -4,7 +4,7 @@
 
 #include "runtime/engine/backend.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // transformers multiplies the float32 position by the float32 inverse frequency and takes cos and sin of that rounded
 // angle. An angle in float64 would differ by up to 2^-24 of itself, 2e-4 at position 8192. Cos and sin are taken in
@@ -32,4 +32,4 @@ RopeTable make_rope_table(const RopeDescription& rope, int64_t head_size, int64_
   return table;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

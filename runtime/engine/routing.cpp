@@ -5,7 +5,7 @@
 #include <numeric>
 #include <vector>
 
-namespace pare {
+namespace pare::runtime {
 
 void route_row(std::span<const float> logits_E, const RoutingDescription& routing, int32_t* experts_K,
                float* weights_K) {
@@ -32,4 +32,4 @@ void route_row(std::span<const float> logits_E, const RoutingDescription& routin
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -6,11 +6,11 @@
 
 #include "runtime/model/model_description.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // Computes one row of Backend::route. experts_K and weights_K have routing.experts_per_token entries. All arithmetic is
 // float32, with sums in ascending order of experts, as transformers computes it.
 void route_row(std::span<const float> logits_E, const RoutingDescription& routing, int32_t* experts_K,
                float* weights_K);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -11,7 +11,7 @@
 
 #include "runtime/engine/forward_pass.h"
 
-namespace pare {
+namespace pare::runtime {
 
 struct Transformer::State {
   State(const ModelDescription& description, DecoderWeights weights, Backend& backend)
@@ -119,7 +119,7 @@ AttentionBits Transformer::attention_bits() const {
 }
 int64_t Transformer::kv_bytes_per_token() const {
   const ModelDescription& model = description();
-  return pare::kv_bytes_per_token(model, state_->bits.kv);
+  return runtime::kv_bytes_per_token(model, state_->bits.kv);
 }
 
 int64_t kv_bytes_per_token(const ModelDescription& model, int bits) {
@@ -374,4 +374,4 @@ std::unique_ptr<Transformer::Lanes> Transformer::start_lanes(int64_t num_lanes, 
   return std::make_unique<CachedLanes>(*state_, num_lanes, max_tokens);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -10,7 +10,7 @@
 #include "runtime/engine/backend.h"
 #include "runtime/model/checkpoint.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // The bytes that one token adds to the keys and values of all blocks.
 int64_t kv_bytes_per_token(const ModelDescription& model, int bits);
@@ -101,4 +101,4 @@ class Transformer {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -10,7 +10,7 @@
 #include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 namespace fs = std::filesystem;
@@ -121,4 +121,4 @@ std::vector<std::vector<int32_t>> read_document_pieces(const fs::path& path, con
   return pieces;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

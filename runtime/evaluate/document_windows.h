@@ -11,7 +11,7 @@
 #include "runtime/model/model_description.h"
 #include "runtime/tokenizer/tokenizer.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // Returns the documents of a file: the lines of a .jsonl (field "text", empty ones left out), or a whole text. Throws
 // what read_text throws.
@@ -48,4 +48,4 @@ DocumentWindows read_document_windows(const std::filesystem::path& path, const D
 std::vector<std::vector<int32_t>> read_document_pieces(const std::filesystem::path& path, const DocumentCut& cut,
                                                        int64_t least_tokens);
 
-}  // namespace pare
+}  // namespace pare::runtime

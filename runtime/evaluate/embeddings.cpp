@@ -19,7 +19,7 @@
 #include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/unicode.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 std::vector<std::string_view> split_at_tabs(std::string_view line) {
@@ -341,4 +341,4 @@ EvaluationRow embeddings_row() {
                                 "this."}}};
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -16,7 +16,7 @@
 #include "runtime/evaluate/perplexity.h"
 #include "runtime/tokenizer/tokenizer.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // Pairs of texts. Every distinct text is stored once.
 struct TextPairs {
@@ -76,4 +76,4 @@ class EmbeddingsOptions : public EvaluationOptionsOf<EmbeddingsOptions> {
 };
 EvaluationRow embeddings_row();
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -5,7 +5,7 @@
 
 #include "runtime/evaluate/token_source.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // Windows go through all layers with one cache, and answers keep one for each layer. Memory that either has taken is
@@ -94,4 +94,4 @@ void visit_bits(FieldVisitor& visit, AttentionBits& bits) {
         "The result's attention multiplies numbers with this many bits. 8 includes `kv_bits: 8`.");
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -23,7 +23,7 @@
 #include "runtime/system/progress.h"
 #include "runtime/tokenizer/tokenizer.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // The extent of a measurement says what it takes. Its figures are of one model; a reference takes as much again.
 struct EvaluationExtent {
@@ -174,4 +174,4 @@ struct EvaluationRow {
 std::span<const EvaluationRow* const> evaluation_rows();
 void add_evaluation(const EvaluationRow& row);
 
-}  // namespace pare
+}  // namespace pare::runtime

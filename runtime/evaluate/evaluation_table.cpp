@@ -5,7 +5,7 @@
 #include "runtime/evaluate/instructions.h"
 #include "runtime/evaluate/perplexity.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 std::vector<const EvaluationRow*>& table() {
@@ -32,4 +32,4 @@ void add_evaluation(const EvaluationRow& row) {
   table().push_back(&row);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -8,7 +8,7 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using Json = nlohmann::json;
@@ -144,4 +144,4 @@ std::vector<int32_t> end_tokens(PromptTemplate prompt_template, const Tokenizer&
   return {*tokenizer.token_id(kTurnEnd)};
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

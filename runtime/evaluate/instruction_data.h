@@ -11,7 +11,7 @@
 #include "runtime/format/fields.h"
 #include "runtime/tokenizer/tokenizer.h"
 
-namespace pare {
+namespace pare::runtime {
 
 struct InstructionExample {
   std::string instruction;
@@ -60,4 +60,4 @@ std::string make_prompt(const InstructionExample& example, PromptTemplate prompt
 // std::invalid_argument if the template needs tokens that `tokenizer` does not have (the message says which).
 std::vector<int32_t> end_tokens(PromptTemplate prompt_template, const Tokenizer& tokenizer);
 
-}  // namespace pare
+}  // namespace pare::runtime

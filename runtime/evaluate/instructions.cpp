@@ -14,7 +14,7 @@
 #include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/unicode.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 RougeL best_score(const std::string& text, const std::vector<std::string>& references, bool stem) {
@@ -283,4 +283,4 @@ EvaluationRow instructions_row() {
           .make_options = [] { return std::make_unique<InstructionsOptions>(); }};
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

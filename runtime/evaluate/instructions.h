@@ -20,7 +20,7 @@
 #include "runtime/evaluate/rouge_l.h"
 #include "runtime/tokenizer/tokenizer.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // The examples as prompts for one model.
 struct InstructionPrompts {
@@ -86,4 +86,4 @@ class InstructionsOptions : public EvaluationOptionsOf<InstructionsOptions> {
 };
 EvaluationRow instructions_row();
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -18,7 +18,7 @@
 #include "runtime/system/progress.h"
 #include "runtime/system/visible_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 int64_t chosen_context(const ModelDescription& model, const WindowCut& cut) {
@@ -510,4 +510,4 @@ EvaluationRow perplexity_row() {
           .is_always_listed = true};
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

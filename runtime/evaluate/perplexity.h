@@ -24,7 +24,7 @@
 #include "runtime/format/fields.h"
 #include "runtime/tokenizer/tokenizer.h"
 
-namespace pare {
+namespace pare::runtime {
 
 enum class Protocol { gptq, llama_cpp };
 inline std::span<const EnumName<Protocol>> enum_names(Protocol) {
@@ -129,4 +129,4 @@ class PerplexityOptions : public EvaluationOptionsOf<PerplexityOptions> {
 };
 EvaluationRow perplexity_row();
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 const std::map<std::string_view, std::string_view>& own_stems() {
@@ -180,4 +180,4 @@ std::string porter_stem(std::string_view word) {
   return step_5(step_4(apply(step_2(verb), kStep3, 0)));
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

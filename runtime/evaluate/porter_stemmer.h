@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace pare {
+namespace pare::runtime {
 
 // M. F. Porter, "An algorithm for suffix stripping", Program 14 (3), 1980, with the departures of the Natural Language
 // Toolkit's default mode, which the published Rouge scores were made with:
@@ -17,4 +17,4 @@ namespace pare {
 // their own stems.
 std::string porter_stem(std::string_view word);
 
-}  // namespace pare
+}  // namespace pare::runtime

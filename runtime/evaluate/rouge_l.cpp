@@ -7,7 +7,7 @@
 #include "runtime/evaluate/porter_stemmer.h"
 #include "runtime/tokenizer/unicode.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr size_t kLongestUnstemmed = 3;  // in characters
@@ -72,4 +72,4 @@ RougeL rouge_l(std::string_view candidate, std::string_view reference, bool stem
   return result;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

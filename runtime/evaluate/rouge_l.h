@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace pare {
+namespace pare::runtime {
 
 // C.-Y. Lin, "ROUGE: A Package for Automatic Evaluation of Summaries" (2004), section 3.1, equations 2 to 4 with
 // beta = 1. With L the length of the longest common subsequence, precision = L / words of the candidate, recall =
@@ -32,4 +32,4 @@ int64_t longest_common_subsequence(std::span<const std::string> a, std::span<con
 // Returns what rouge_score's RougeScorer(["rougeL"], use_stemmer=stem) gives. Throws what rouge_words throws.
 RougeL rouge_l(std::string_view candidate, std::string_view reference, bool stem);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -11,7 +11,7 @@
 #include "runtime/system/json_text.h"
 #include "runtime/tokenizer/unicode.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr std::string_view kBetweenDocuments = "\n\n";
@@ -166,4 +166,4 @@ TokenWindows read_token_windows(const std::filesystem::path& path, const Tokeniz
   return windows;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -10,7 +10,7 @@
 #include "runtime/files/npy.h"
 #include "runtime/tokenizer/tokenizer.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // True if the user means standard input: "-", or one of the names that the system has for it.
 bool is_standard_input(const std::filesystem::path& path);
@@ -33,4 +33,4 @@ std::vector<std::string> read_texts(const std::filesystem::path& path);
 TokenWindows read_token_windows(const std::filesystem::path& path, const Tokenizer* tokenizer, int64_t num_tokens,
                                 int64_t num_windows, bool add_special_tokens, int64_t vocabulary_size);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -10,7 +10,7 @@
 #include "runtime/system/sha256.h"
 #include "runtime/tokenizer/tokenizer_hash.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 namespace fs = std::filesystem;
@@ -98,4 +98,4 @@ void add_text(const fs::path& text, InputFiles& files) {
   if (holds_token_windows(text)) files.add(windows_tokenizer_file(text));
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

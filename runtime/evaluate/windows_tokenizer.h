@@ -11,7 +11,7 @@
 #include "runtime/files/npy.h"
 #include "runtime/system/input_files.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // Returns NAME.npy.json for NAME.npy.
 std::filesystem::path windows_tokenizer_file(const std::filesystem::path& windows);
@@ -37,4 +37,4 @@ void check_windows_tokenizers(const std::vector<std::filesystem::path>& texts, c
 // Adds a text to the files that must not change while they are read. For windows it adds the file beside them as well.
 void add_text(const std::filesystem::path& text, InputFiles& files);
 
-}  // namespace pare
+}  // namespace pare::runtime

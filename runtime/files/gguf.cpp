@@ -9,7 +9,7 @@
 
 #include "runtime/system/visible_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 enum ValueType : uint32_t { kU8, kI8, kU16, kI16, kU32, kI32, kF32, kBool, kString, kArray, kU64, kI64, kF64 };
@@ -361,4 +361,4 @@ void GgufFile::drop_pages(const GgufTensor& tensor) const {
   for (const MappedFile& mapped : file_) mapped.drop(tensor.data);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

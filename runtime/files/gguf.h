@@ -13,7 +13,7 @@
 
 #include "runtime/system/mapped_file.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // The tensor types that pare reads, by their ggml numbers. gguf_blocks.cpp describes each block at its decoder.
 enum class GgufType : uint32_t {
@@ -96,4 +96,4 @@ class GgufFile {
   std::map<std::string, GgufTensor> tensors_;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

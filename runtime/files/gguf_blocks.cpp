@@ -7,7 +7,7 @@
 #include "runtime/files/gguf.h"
 #include "runtime/format/dtype.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 struct BlockType {
@@ -201,4 +201,4 @@ void decode_gguf_blocks(GgufType type, std::span<const std::byte> blocks, std::s
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

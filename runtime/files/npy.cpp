@@ -11,7 +11,7 @@
 #include "runtime/system/mapped_file.h"
 #include "runtime/system/visible_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
@@ -220,4 +220,4 @@ void write_npy(const std::filesystem::path& path, const TokenWindows& windows) {
   });
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

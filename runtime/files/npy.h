@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace pare {
+namespace pare::runtime {
 
 struct TokenWindows {
   int64_t num_windows = 0;
@@ -26,4 +26,4 @@ TokenWindows parse_npy(std::span<const std::byte> bytes, const std::string& wher
 // Writes int32 [N, T] in the layout of numpy.save. Throws std::invalid_argument if ids_NT is not N x T long.
 void write_npy(const std::filesystem::path& path, const TokenWindows& windows);
 
-}  // namespace pare
+}  // namespace pare::runtime

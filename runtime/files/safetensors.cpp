@@ -10,7 +10,7 @@
 #include "runtime/system/json_text.h"
 #include "runtime/system/visible_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using Json = nlohmann::json;
@@ -256,9 +256,9 @@ void write_safetensors(const std::filesystem::path& path, std::vector<NamedTenso
   for (NamedTensor& tensor : tensors) {
     const std::optional<int64_t> num_elements = checked_product(tensor.shape);
     if (num_elements && static_cast<uint64_t>(*num_elements) * dtype_size_bytes(tensor.dtype) != tensor.data.size()) {
-      throw std::invalid_argument("cannot write '" + path.string() + "': tensor " + pare::quoted(tensor.name) + " of " +
-                                  std::string(dtype_name(tensor.dtype)) + " " + shape_text(tensor.shape) + " has " +
-                                  std::to_string(tensor.data.size()) + " bytes of data, which do not match");
+      throw std::invalid_argument("cannot write '" + path.string() + "': tensor " + runtime::quoted(tensor.name) +
+                                  " of " + std::string(dtype_name(tensor.dtype)) + " " + shape_text(tensor.shape) +
+                                  " has " + std::to_string(tensor.data.size()) + " bytes of data, which do not match");
     }
     streamed.push_back({.name = std::move(tensor.name),
                         .dtype = tensor.dtype,
@@ -268,4 +268,4 @@ void write_safetensors(const std::filesystem::path& path, std::vector<NamedTenso
   write_safetensors(path, std::move(streamed));
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

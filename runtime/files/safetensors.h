@@ -14,7 +14,7 @@
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/mapped_file.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // A mapped file whose header has been validated in full. Its length is within the file and 100 MB. It is valid JSON
 // without duplicate keys. Dtypes are known, and shapes non-negative without overflow. Offsets are in range and match
@@ -59,4 +59,4 @@ struct StreamedTensor {
 // whatever a producer throws.
 void write_safetensors(const std::filesystem::path& path, std::vector<StreamedTensor> tensors);
 
-}  // namespace pare
+}  // namespace pare::runtime

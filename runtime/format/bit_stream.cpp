@@ -9,7 +9,7 @@
 
 #include "runtime/system/first_exception.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr size_t kMinParallelCodes = size_t{1} << 18;
@@ -141,4 +141,4 @@ std::vector<uint8_t> unpack_bit_rows(std::span<const std::byte> words, int64_t n
   return codes_RC;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-namespace pare {
+namespace pare::runtime {
 
 // Returns the words that num_codes codes of `bits` bits take: ceil(num_codes * bits / 32).
 int64_t bit_stream_words(int64_t num_codes, int bits);
@@ -25,4 +25,4 @@ void unpack_bit_stream(std::span<const int32_t> words, int bits, std::span<uint8
 std::vector<int32_t> pack_bit_rows(std::span<const uint8_t> codes_RC, int64_t num_rows, int bits);
 std::vector<uint8_t> unpack_bit_rows(std::span<const std::byte> words, int64_t num_rows, int64_t num_codes, int bits);
 
-}  // namespace pare
+}  // namespace pare::runtime

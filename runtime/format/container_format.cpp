@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 std::string description(int bits, int64_t group_size, bool symmetric) {
@@ -181,4 +181,4 @@ std::string ContainerFormat::why_not_together(std::span<const StoredModule>) con
   return {};
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -16,7 +16,7 @@
 #include "runtime/format/tensor_view.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // Returns the tensor with that name, or null.
 using FindTensor = std::function<const TensorView*(const std::string& name)>;
@@ -174,4 +174,4 @@ std::string difference_of(std::span<const StoredModule> modules, const std::stri
 bool has_quantized_tensor(const FindTensor& find, const std::string& module, std::string_view suffix,
                           bool is_named_unquantized);
 
-}  // namespace pare
+}  // namespace pare::runtime

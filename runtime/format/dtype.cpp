@@ -8,7 +8,7 @@
 
 #include "runtime/system/visible_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 struct DTypeEntry {
@@ -249,4 +249,4 @@ void convert_from_float(DType dtype, std::span<const float> source, std::span<st
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

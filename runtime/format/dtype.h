@@ -10,7 +10,7 @@
 
 #include "runtime/format/fields.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // The safetensors names of the types that pare reads or writes.
 enum class DType { F32, F16, BF16, F64, I8, U8, I16, I32, I64, BOOL, F8_E4M3, F8_E8M0 };
@@ -55,4 +55,4 @@ void convert_to_float(DType dtype, std::span<const std::byte> source, std::span<
 // Converts the other way, for all of these but F64.
 void convert_from_float(DType dtype, std::span<const float> source, std::span<std::byte> out);
 
-}  // namespace pare
+}  // namespace pare::runtime

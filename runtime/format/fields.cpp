@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // 17 digits give every double back.
@@ -137,4 +137,4 @@ void FieldDescription::leave(std::string_view name) {
   prefix_.resize(prefix_.size() - name.size() - 1);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

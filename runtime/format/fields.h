@@ -22,7 +22,7 @@
 #include <variant>
 #include <vector>
 
-namespace pare {
+namespace pare::runtime {
 
 template <typename E>
 struct EnumName {
@@ -281,4 +281,4 @@ std::string describe_fields(T value) {
   return description.text();
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

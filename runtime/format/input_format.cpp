@@ -9,7 +9,7 @@
 
 #include "runtime/format/dtype.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr float kLeastScale = std::numeric_limits<float>::epsilon();
@@ -286,4 +286,4 @@ void fake_quantize(const InputFormat& format, std::span<float> x_TI, int64_t num
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -28,7 +28,7 @@
 
 #include "runtime/format/fields.h"
 
-namespace pare {
+namespace pare::runtime {
 
 enum class InputType : uint8_t { plain, int8, fp8 };
 inline std::span<const EnumName<InputType>> enum_names(InputType) {
@@ -142,4 +142,4 @@ InputGrid outlier_row_codes(const InputFormat& format, std::span<const float> x,
 // Throws what validate() throws.
 void fake_quantize(const InputFormat& format, std::span<float> x_TI, int64_t num_in);
 
-}  // namespace pare
+}  // namespace pare::runtime

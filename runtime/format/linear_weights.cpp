@@ -9,7 +9,7 @@
 
 #include "runtime/system/first_exception.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 std::string place(int64_t row, int64_t column) {
@@ -334,4 +334,4 @@ ZeroCount count_zeros(const LinearWeights& linear, const SparsePattern& pattern)
   return count;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -17,7 +17,7 @@
 #include "runtime/format/input_format.h"
 #include "runtime/format/weight_code.h"
 
-namespace pare {
+namespace pare::runtime {
 
 inline constexpr int64_t kPerChannel = -1;  // group_size: one scale for each output row
 
@@ -130,4 +130,4 @@ struct ZeroCount {
 // std::invalid_argument for a pattern whose groups do not divide num_in, and what weight_rows throws.
 ZeroCount count_zeros(const LinearWeights& linear, const SparsePattern& pattern);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -5,7 +5,7 @@
 #include <optional>
 #include <stdexcept>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr size_t kMaxCharacters = 1000;
@@ -377,4 +377,4 @@ bool is_in_modules(std::string_view module, const std::set<std::string, std::les
   return names.contains(module);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

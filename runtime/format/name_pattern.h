@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-namespace pare {
+namespace pare::runtime {
 
 // Python's syntax, on ASCII: literals, ".", classes like [a-z], \d \w \s and their negations, groups, alternatives, the
 // quantifiers * + ? {n} {n,} {n,m} (lazy ones match the same names), ^ $ \b \B.
@@ -55,4 +55,4 @@ class NamePattern {
 // modules in this way.
 bool is_in_modules(std::string_view module, const std::set<std::string, std::less<>>& names);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -9,7 +9,7 @@
 
 #include "runtime/format/linear_weights.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // The container's word for how GPTQ ordered the columns. weight: groups keep their place ("static"). group: groups were
 // formed in that order, and weight_g_idx says which column is in which.
@@ -111,4 +111,4 @@ struct StoredModule {
   bool is_linear = true;  // false: an embedding
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

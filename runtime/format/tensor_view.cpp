@@ -4,7 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // Returns the first element whose exponent bits are all ones (NaN or infinity), or -1. A block's words are reduced
@@ -89,4 +89,4 @@ int64_t first_not_finite(const TensorView& tensor) {
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -11,7 +11,7 @@
 
 #include "runtime/format/dtype.h"
 
-namespace pare {
+namespace pare::runtime {
 
 struct TensorView {
   DType dtype = DType::F32;
@@ -53,4 +53,4 @@ std::string shape_text(std::span<const int64_t> shape);
 // Returns the product of `shape`; std::nullopt for a negative entry, or if it or a partial product exceeds int64.
 std::optional<int64_t> checked_product(std::span<const int64_t> shape);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr std::array kIntegerWidths = {2, 3, 4, 8};
@@ -142,4 +142,4 @@ std::string widths_text(const WeightCode& code) {
   return text;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

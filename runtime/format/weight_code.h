@@ -11,7 +11,7 @@
 
 #include "runtime/format/dtype.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // integers: a code stands for itself minus its group's zero. e4m3: for an 8-bit float (fp8_to_float). table: for
 // values[code].
@@ -68,4 +68,4 @@ std::string code_name(const WeightCode* code, int bits);
 // Returns a list of numbers for messages: "2, 3, 4 or 8".
 std::string widths_text(const WeightCode& code);
 
-}  // namespace pare
+}  // namespace pare::runtime

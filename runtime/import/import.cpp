@@ -16,7 +16,7 @@
 #include "runtime/system/partial_output.h"
 #include "runtime/tokenizer/tokenizer.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 bool is_gguf(const std::filesystem::path& source) {
@@ -152,4 +152,4 @@ void import_model(const std::filesystem::path& source, const std::filesystem::pa
   partial.publish();
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -10,7 +10,7 @@
 
 #include "runtime/format/dtype.h"
 
-namespace pare {
+namespace pare::runtime {
 
 struct ImportOptions {
   // llama2.c keeps its vocabulary in a file of its own. Empty: the one file beside the checkpoint that is named
@@ -36,4 +36,4 @@ std::vector<std::filesystem::path> import_inputs(const std::filesystem::path& so
 void import_model(const std::filesystem::path& source, const std::filesystem::path& output,
                   const ImportOptions& options);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -17,7 +17,7 @@
 #include "runtime/tokenizer/gguf_vocabulary.h"
 #include "runtime/tokenizer/unicode.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -372,4 +372,4 @@ ImportedModel read_gguf_model(const std::filesystem::path& path, DType dtype) {
   return imported;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -14,7 +14,7 @@
 #include "runtime/system/mapped_file.h"
 #include "runtime/tokenizer/gguf_vocabulary.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr float kRopeBase = 10000.0f;
@@ -232,4 +232,4 @@ ImportedModel read_llama2c_model(const std::filesystem::path& path, const std::f
   return imported;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

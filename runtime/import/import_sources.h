@@ -9,7 +9,7 @@
 #include "runtime/files/safetensors.h"
 #include "runtime/model/model_description.h"
 
-namespace pare {
+namespace pare::runtime {
 
 struct ImportedModel {
   std::vector<std::pair<std::string, std::string>> text_files;  // name, content: config.json, tokenizer.json, ...
@@ -40,4 +40,4 @@ inline int64_t neighbour_rotated_row(int64_t row, int64_t head_size) {
   return row - in_head + (in_head % (head_size / 2)) * 2 + in_head / (head_size / 2);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

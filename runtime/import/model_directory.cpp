@@ -16,7 +16,7 @@
 
 #include "runtime/import/import.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 namespace fs = std::filesystem;
@@ -146,4 +146,4 @@ ModelDirectory::~ModelDirectory() {
   remove();
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

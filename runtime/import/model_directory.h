@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-namespace pare {
+namespace pare::runtime {
 
 // Makes the directory that stands for a model that cannot be used as it is.
 using MakeDirectory = std::function<void(const std::filesystem::path& model, const std::filesystem::path& directory)>;
@@ -40,4 +40,4 @@ class ModelDirectory {
   std::vector<int> files_;           // descriptors
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -16,7 +16,7 @@
 
 #include "runtime/system/progress.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 namespace fs = std::filesystem;
@@ -198,4 +198,4 @@ int default_num_threads(const fs::path& root) {
   return std::max(static_cast<int>(std::ceil(*quota)), 1);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-namespace pare {
+namespace pare::runtime {
 
 struct FreeMemory {
   int64_t bytes = 0;       // can still be taken; includes cached files that the kernel gives back
@@ -27,4 +27,4 @@ std::optional<double> cpu_quota(const std::filesystem::path& root = "/");
 // CPU that this process may run on (affinity), but no more than its quota keeps busy, rounded up.
 int default_num_threads(const std::filesystem::path& root = "/");
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -17,7 +17,7 @@
 
 #include "runtime/system/interrupt.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr std::chrono::milliseconds kSamplePeriod{20};
@@ -208,4 +208,4 @@ void ThreadWaiting::watch() {
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

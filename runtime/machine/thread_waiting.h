@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-namespace pare {
+namespace pare::runtime {
 
 // The scheduler's times of threads: how long they ran, and how long they could have run but had no CPU.
 struct ThreadTimes {
@@ -91,4 +91,4 @@ class ThreadWaiting {
   std::thread thread_;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -17,7 +17,7 @@
 #include "runtime/system/interrupt.h"
 #include "runtime/system/sha256.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 namespace fs = std::filesystem;
@@ -476,4 +476,4 @@ void Checkpoint::drop_pages(const LinearDescription& linear) const {
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

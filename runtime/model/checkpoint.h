@@ -15,7 +15,7 @@
 #include "runtime/model/layer_norm.h"
 #include "runtime/model/model_description.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // Opening validates everything first: the index against the files, every tensor that the model description asks for
 // (present, dtype, shape), the quantization_config. Reading a weight checks its values (finite; scales, zeros and
@@ -76,4 +76,4 @@ class Checkpoint {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -10,7 +10,7 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using Json = nlohmann::json;
@@ -113,4 +113,4 @@ std::optional<Quantization> read_quantization_config(const std::string& config_j
                            " or an unquantized checkpoint: start from the original one");
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -10,7 +10,7 @@
 
 #include "runtime/format/container_format.h"
 
-namespace pare {
+namespace pare::runtime {
 
 inline constexpr const char* kConfigName = "config.json";
 inline constexpr const char* kSingleFileName = "model.safetensors";
@@ -38,4 +38,4 @@ struct Quantization {
 // throws.
 std::optional<Quantization> read_quantization_config(const std::string& config_json, const std::filesystem::path& path);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-namespace pare {
+namespace pare::runtime {
 
 using Json = nlohmann::json;
 
@@ -105,4 +105,4 @@ void ConfigSection::require_false(std::string_view key, std::string_view why) co
   if (boolean_or(key, false)) fail(key, "false (" + std::string(why) + ")");
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -11,7 +11,7 @@
 #include "runtime/model/model_description.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // Bounds far above any model, so that hostile sizes can neither overflow a product nor allocate much.
 inline constexpr int64_t kMaxWidth = int64_t{1} << 17;
@@ -68,4 +68,4 @@ class ConfigSection {
   std::string where_, path_;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

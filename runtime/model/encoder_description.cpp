@@ -6,7 +6,7 @@
 #include "runtime/model/config_section.h"
 #include "runtime/model/families.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using Json = nlohmann::json;
@@ -113,4 +113,4 @@ std::vector<LayerNormDescription> all_norms(const EncoderDescription& model) {
   return norms;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

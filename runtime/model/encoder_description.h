@@ -9,7 +9,7 @@
 #include "runtime/format/dtype.h"
 #include "runtime/model/model_description.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // LayerNorm: y = (x - mean) / sqrt(variance + epsilon) * gain + bias. The tensors are name + ".weight" and ".bias".
 struct LayerNormDescription {
@@ -64,4 +64,4 @@ std::vector<LinearDescription> block_linears(const EncoderDescription& model);
 // Returns all norms: the embeddings', then two for each block.
 std::vector<LayerNormDescription> all_norms(const EncoderDescription& model);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -4,7 +4,7 @@
 #include <array>
 #include <stdexcept>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr std::array kFamilies{
@@ -139,4 +139,4 @@ FamilyTable<EncoderFamily>& encoder_families() {
   return table;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace pare {
+namespace pare::runtime {
 
 enum class WindowLayers {
   none,             // every layer sees all earlier tokens
@@ -113,4 +113,4 @@ class FamilyTable {
 FamilyTable<DecoderFamily>& decoder_families();
 FamilyTable<EncoderFamily>& encoder_families();
 
-}  // namespace pare
+}  // namespace pare::runtime

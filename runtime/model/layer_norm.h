@@ -3,7 +3,7 @@
 
 #include <vector>
 
-namespace pare {
+namespace pare::runtime {
 
 // (v - mean) / sqrt(variance + epsilon) * gain + bias (Ba et al., arXiv 1607.06450, equation 4).
 struct LayerNorm {
@@ -11,4 +11,4 @@ struct LayerNorm {
   float epsilon = 1e-12f;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

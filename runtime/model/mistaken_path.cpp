@@ -14,7 +14,7 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 namespace fs = std::filesystem;
@@ -217,4 +217,4 @@ void refuse_mistaken_model(const fs::path& path) {
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

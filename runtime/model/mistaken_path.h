@@ -3,7 +3,7 @@
 
 #include <filesystem>
 
-namespace pare {
+namespace pare::runtime {
 
 // Throws std::runtime_error, which says what lies there and which command helps, if `path` is
 //   - a name of the Hugging Face hub, or its address, and no path here;
@@ -16,4 +16,4 @@ void refuse_mistaken_model(const std::filesystem::path& path);
 // Recognizes the first bytes of a zip archive or a pickle, as torch.save writes them. False if the file cannot be read.
 bool is_pytorch_file(const std::filesystem::path& path);
 
-}  // namespace pare
+}  // namespace pare::runtime

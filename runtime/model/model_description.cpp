@@ -15,7 +15,7 @@
 #include "runtime/model/families.h"
 #include "runtime/model/rope_scaling.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using Json = nlohmann::json;
@@ -436,4 +436,4 @@ std::vector<NormDescription> all_norms(const ModelDescription& model) {
   return norms;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

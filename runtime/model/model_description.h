@@ -9,7 +9,7 @@
 
 #include "runtime/format/dtype.h"
 
-namespace pare {
+namespace pare::runtime {
 
 enum class Activation { silu, gelu, gelu_tanh };
 
@@ -105,4 +105,4 @@ std::vector<LinearDescription> block_linears(const ModelDescription& model);
 // Returns every norm: the final one, then block by block.
 std::vector<NormDescription> all_norms(const ModelDescription& model);
 
-}  // namespace pare
+}  // namespace pare::runtime

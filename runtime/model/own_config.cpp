@@ -6,7 +6,7 @@
 
 #include "runtime/system/json_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -72,4 +72,4 @@ std::string config_of_model(const std::string& config_json, const std::string& w
   return json_text(config, 2) + "\n";
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -12,7 +12,7 @@
 
 #include <string>
 
-namespace pare {
+namespace pare::runtime {
 
 // Returns such a config.json, made from the model's own with its quantization_config. A text that is one already is
 // returned as it is. `where` names it in messages. Throws BadJson for a text that is not JSON.
@@ -21,4 +21,4 @@ std::string config_for_pare_alone(const std::string& config_json, const std::str
 // Does the inverse: restores the names for this program's readers. Any other text is returned as it is.
 std::string config_of_model(const std::string& config_json, const std::string& where);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -5,7 +5,7 @@
 #include <numbers>
 #include <vector>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // Returns theta^(2j / K) for each of the K/2 pairs.
@@ -78,4 +78,4 @@ RopeDescription yarn_rope(double theta, int64_t head_size, const YarnScaling& sc
   return description;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

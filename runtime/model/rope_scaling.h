@@ -8,7 +8,7 @@
 
 #include "runtime/model/model_description.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // Returns frequencies theta^(-2j / K) of the K/2 pairs of a head, divided by `divisor` (1: no scaling; otherwise
 // "linear").
@@ -41,4 +41,4 @@ RopeDescription yarn_rope(double theta, int64_t head_size, const YarnScaling& sc
 // The attention factor of section 3.4 for a scaling by `factor`, with its logarithm weighed by `weight` (mscale).
 double yarn_temperature(double factor, double weight);
 
-}  // namespace pare
+}  // namespace pare::runtime

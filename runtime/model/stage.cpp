@@ -2,7 +2,7 @@
 
 #include <stdexcept>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 const FeedForwardDescription& feed_forward_of(const BlockDescription& block, Stage stage) {
@@ -87,4 +87,4 @@ int64_t stage_width(const BlockDescription& block, Stage stage) {
   return stage_layers(block, stage).front().num_in;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

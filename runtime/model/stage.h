@@ -19,7 +19,7 @@
 #include "runtime/model/encoder_description.h"
 #include "runtime/model/model_description.h"
 
-namespace pare {
+namespace pare::runtime {
 
 struct Stage {
   enum Kind { attention_input, attention_output, feed_forward_input, feed_forward_output };
@@ -64,4 +64,4 @@ inline constexpr std::array<ActivationSite, 5> kActivationSites = {
     ActivationSite::attention_output, ActivationSite::residual_sum};
 std::string_view site_name(ActivationSite site);  // "softmax input"
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <new>
 
-namespace pare {
+namespace pare::runtime {
 
 constexpr int64_t kHugePage = int64_t{2} << 20;
 
@@ -35,4 +35,4 @@ std::byte* Scratch::reserve(int64_t num_bytes) {
   return bytes_.get();
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-namespace pare {
+namespace pare::runtime {
 
 struct AlignedDelete {
   void operator()(void* bytes) const;
@@ -28,4 +28,4 @@ class Scratch {
   int64_t capacity_ = 0;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

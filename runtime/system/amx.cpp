@@ -5,7 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // CPUID leaf 7, subleaf 0, EDX (Intel SDM volume 2A, CPUID).
@@ -24,4 +24,4 @@ bool request_amx() {
   return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, kTileDataFeature) == 0;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

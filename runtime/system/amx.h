@@ -1,10 +1,10 @@
 // The tile registers of AMX, which a process must ask the system for.
 #pragma once
 
-namespace pare {
+namespace pare::runtime {
 
 // True if the CPU multiplies tiles of 8-bit codes and the system lets this process do so. Every thread may then use
 // them. Each call asks the system.
 bool request_amx();
 
-}  // namespace pare
+}  // namespace pare::runtime

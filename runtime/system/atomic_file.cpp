@@ -18,7 +18,7 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/mapped_file.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 [[noreturn]] void fail(const char* verb, const std::filesystem::path& path, int error) {
@@ -185,4 +185,4 @@ int Descriptor::close() {
   return descriptor_ < 0 ? 0 : ::close(std::exchange(descriptor_, -1));
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace pare {
+namespace pare::runtime {
 
 // Replaces `path` by `bytes`. Throws std::runtime_error (path, reason), and then leaves `path` as it was and no
 // temporary file.
@@ -48,4 +48,4 @@ class Descriptor {
   int descriptor_;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

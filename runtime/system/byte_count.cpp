@@ -5,7 +5,7 @@
 #include <cmath>
 #include <map>
 
-namespace pare {
+namespace pare::runtime {
 
 std::optional<int64_t> parse_bytes(std::string_view text) {
   static const std::map<std::string_view, double> kUnits = {
@@ -21,4 +21,4 @@ std::optional<int64_t> parse_bytes(std::string_view text) {
   return static_cast<int64_t>(num_bytes);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

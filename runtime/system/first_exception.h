@@ -13,7 +13,7 @@
 #include <atomic>
 #include <exception>
 
-namespace pare {
+namespace pare::runtime {
 
 class FirstException {
  public:
@@ -40,4 +40,4 @@ class FirstException {
   std::exception_ptr error_;  // written by one thread, read when the team has joined
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -11,7 +11,7 @@
 #include <system_error>
 #include <utility>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 [[noreturn]] void fail(const std::filesystem::path& path, const std::string& why) {
@@ -160,4 +160,4 @@ void InputFiles::check_unchanged() const {
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

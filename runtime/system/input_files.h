@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace pare {
+namespace pare::runtime {
 
 // True if a folder has an entry of that name, even a link that leads nowhere. Use it to look for optional files. A file
 // that is there but broken then counts as present, and its reader says what is wrong with it.
@@ -78,4 +78,4 @@ class InputFiles {
   std::vector<Entry> entries_;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -9,7 +9,7 @@
 #include <initializer_list>
 #include <string_view>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 std::atomic<bool> requested{false};
@@ -82,4 +82,4 @@ std::thread thread_without_signals(const std::function<void()>& work) {
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

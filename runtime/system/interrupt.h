@@ -6,7 +6,7 @@
 #include <functional>
 #include <thread>
 
-namespace pare {
+namespace pare::runtime {
 
 // Deliberately not a std::runtime_error: nothing went wrong, and no handler of errors should swallow it.
 class Interrupted : public std::exception {
@@ -39,4 +39,4 @@ class InterruptionLater {
 // Starts a thread that receives no signals: they go to the threads that work. Throws what std::thread throws.
 std::thread thread_without_signals(const std::function<void()>& work);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -8,7 +8,7 @@
 
 #include "runtime/system/amx.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // clang up to 16 does not know F16C by name.
@@ -94,4 +94,4 @@ bool multiplies_bfloat16() {
   return detect_isa() >= Isa::vnni && __builtin_cpu_supports("avx512bf16");
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace pare {
+namespace pare::runtime {
 
 // Weakest first; each includes the ones before it. vnni and amx differ from avx512 only in the products of 8-bit codes.
 enum class Isa : uint8_t { avx2, avx512, vnni, amx };
@@ -36,4 +36,4 @@ constexpr Isa float_isa(Isa isa) {
   return isa < Isa::avx512 ? isa : Isa::avx512;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

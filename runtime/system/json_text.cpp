@@ -9,7 +9,7 @@
 
 #include "runtime/system/visible_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr size_t kMaxQuotedBytes = 200;
@@ -181,4 +181,4 @@ std::string json_text(const nlohmann::ordered_json& json, int indent) {
   return json.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace pare {
+namespace pare::runtime {
 
 // The greatest depth of arrays and objects inside one another. Files of models need fewer than 10. Values are written
 // and compared by recursion, whose depth a file must not control.
@@ -36,4 +36,4 @@ nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::stri
 std::string json_text(const nlohmann::json& json, int indent = -1);
 std::string json_text(const nlohmann::ordered_json& json, int indent = -1);
 
-}  // namespace pare
+}  // namespace pare::runtime

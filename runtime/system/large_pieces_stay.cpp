@@ -4,7 +4,7 @@
 
 #include <limits>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // The largest piece that stays: still larger ones would be cut up for the others.
@@ -28,4 +28,4 @@ void give_back_holes() {
   malloc_trim(0);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -1,7 +1,7 @@
 // Keeps the memory of large and short-lived pieces in the process.
 #pragma once
 
-namespace pare {
+namespace pare::runtime {
 
 // Some programs allocate large pieces that are alike from step to step. Clearing and mapping them again each time takes
 // a third of the kernel's time in a training. While this object lives, the heap gives nothing back by itself. The
@@ -19,4 +19,4 @@ class LargePiecesStay {
 // that point are what the process takes beyond its need.
 void give_back_holes();
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -22,7 +22,7 @@
 #include "runtime/system/sha256.h"
 #include "runtime/system/visible_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr size_t kHashedPieceBytes = size_t{16} << 20;
@@ -194,4 +194,4 @@ void MappedFile::drop(std::span<const std::byte> part) const {
   if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

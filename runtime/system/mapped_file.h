@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-namespace pare {
+namespace pare::runtime {
 
 class MappedFile {
  public:
@@ -40,4 +40,4 @@ std::optional<std::string> mapped_file_at(const void* address);
 // standard error, "PROGRAM: 'PATH' ...". For any other SIGBUS it does what was done before.
 void install_mapped_file_handler(const std::string& program);
 
-}  // namespace pare
+}  // namespace pare::runtime

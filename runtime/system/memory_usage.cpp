@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr std::chrono::milliseconds kSamplePeriod{10};
@@ -80,4 +80,4 @@ void MemorySampler::sample() {
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <thread>
 
-namespace pare {
+namespace pare::runtime {
 
 struct MemoryUsage {
   // RssAnon + RssShmem: the memory that the process itself holds. Clean pages of mapped files are left out, since the
@@ -41,4 +41,4 @@ class MemorySampler {
   std::thread thread_;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

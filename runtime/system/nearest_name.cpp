@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace pare {
+namespace pare::runtime {
 
 int edit_distance(std::string_view from, std::string_view to) {
   std::vector<std::vector<int>> cost(from.size() + 1, std::vector<int>(to.size() + 1));
@@ -41,4 +41,4 @@ std::string did_you_mean(std::string_view word, std::span<const std::string> can
   return name ? " (did you mean '" + std::string(prefix) + *name + "'?)" : "";
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace pare {
+namespace pare::runtime {
 
 // Returns the number of single-character insertions, deletions, substitutions and swaps of neighbours (optimal string
 // alignment) that turn one word into the other.
@@ -19,4 +19,4 @@ std::optional<std::string> nearest_name(std::string_view word, std::span<const s
 // Returns " (did you mean 'x'?)" or an empty string, to append to a message.
 std::string did_you_mean(std::string_view word, std::span<const std::string> candidates, std::string_view prefix = "");
 
-}  // namespace pare
+}  // namespace pare::runtime

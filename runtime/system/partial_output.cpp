@@ -20,7 +20,7 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/visible_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 namespace fs = std::filesystem;
@@ -323,4 +323,4 @@ void PartialOutput::discard() {
   ::close(std::exchange(lock_, -1));
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

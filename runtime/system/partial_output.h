@@ -13,7 +13,7 @@
 #include <optional>
 #include <string>
 
-namespace pare {
+namespace pare::runtime {
 
 // Returns the path under which an output will appear: `output` without slashes and dots at its end. Call it before any
 // work. Throws std::invalid_argument if the path cannot be made: it is empty, ends in "..", leads through something
@@ -74,4 +74,4 @@ class PartialOutput {
   int lock_ = -1;  // the mark's; -1: not held
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -14,7 +14,7 @@
 
 #include "runtime/system/atomic_file.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 namespace fs = std::filesystem;
@@ -110,4 +110,4 @@ void copy_privately(const InputFile& source, const fs::path& copy) {
   write_file_atomically(copy, [&source](const ByteSink& sink) { read_in_pieces(source, sink); });
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

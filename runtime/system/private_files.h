@@ -7,7 +7,7 @@
 
 #include "runtime/system/input_files.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // From here on, files and folders that this process makes can be read only by those who may read all of `sources`.
 // Sources are files (a model's, texts, statistics), or folders, whose files with weights, settings and logits count.
@@ -23,4 +23,4 @@ void keep_as_private_as(const std::vector<std::filesystem::path>& sources, const
 // std::runtime_error (path, reason).
 void copy_privately(const InputFile& source, const std::filesystem::path& copy);
 
-}  // namespace pare
+}  // namespace pare::runtime

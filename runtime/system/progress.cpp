@@ -14,7 +14,7 @@
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/visible_text.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr int64_t kBarWidth = 24;
@@ -233,4 +233,4 @@ std::string format_number(double value, int num_decimals) {
   return text.data();
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

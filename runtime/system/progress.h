@@ -13,7 +13,7 @@
 #include <string_view>
 #include <thread>
 
-namespace pare {
+namespace pare::runtime {
 
 enum class ProgressStyle { bar, lines, silent };
 
@@ -92,4 +92,4 @@ std::string format_bytes(int64_t num_bytes);
 // Returns a number with num_decimals decimals, like printf("%.*f").
 std::string format_number(double value, int num_decimals);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -8,7 +8,7 @@
 #include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr const char* kMember = "sha256";
@@ -70,4 +70,4 @@ Seal check_seal(std::string_view file) {
   return Seal::none;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace pare {
+namespace pare::runtime {
 
 // Returns `object` with that member. `object` is the text of a JSON object with at least one member and no "sha256".
 // Throws std::invalid_argument if the text does not end like an object.
@@ -22,4 +22,4 @@ enum class Seal {
 };
 Seal check_seal(std::string_view file);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -12,7 +12,7 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // FIPS 180-4, section 5.3.3 (fractional parts of the square roots of the first 8 primes).
@@ -168,4 +168,4 @@ std::string sha256_file(const std::filesystem::path& path) {
   return hash.hex();
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

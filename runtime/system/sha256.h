@@ -8,7 +8,7 @@
 #include <span>
 #include <string>
 
-namespace pare {
+namespace pare::runtime {
 
 class Sha256 {
  public:
@@ -33,4 +33,4 @@ bool has_sha_extensions();
 void sha256_compress_plain(std::array<uint32_t, 8>& state, const uint8_t* blocks, size_t num_blocks);
 void sha256_compress_extensions(std::array<uint32_t, 8>& state, const uint8_t* blocks, size_t num_blocks);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -1,6 +1,6 @@
 #include "runtime/system/version.h"
 
-namespace pare {
+namespace pare::runtime {
 
 std::string_view version() {
   return PARE_VERSION;
@@ -14,4 +14,4 @@ std::string_view compiler() {
 #endif
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

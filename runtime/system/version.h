@@ -3,9 +3,9 @@
 
 #include <string_view>
 
-namespace pare {
+namespace pare::runtime {
 
 std::string_view version();   // "0.2.0", from the project() line of CMakeLists.txt
 std::string_view compiler();  // "GCC 12.2.0", "clang 16.0.6"
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -4,7 +4,7 @@
 #include <array>
 #include <utility>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 struct LineMark {
@@ -115,4 +115,4 @@ std::string shortened_name(const std::string& name, size_t num_columns) {
 
 ErrorOfLines::ErrorOfLines(const std::vector<std::string>& lines) : std::runtime_error(joined(lines)) {}
 
-}  // namespace pare
+}  // namespace pare::runtime

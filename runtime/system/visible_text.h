@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace pare {
+namespace pare::runtime {
 
 // True for U+0000 to U+001F and U+007F, of one byte each in UTF-8.
 inline bool is_control(char c) {
@@ -57,4 +57,4 @@ class ErrorOfLines : public std::runtime_error {
   explicit ErrorOfLines(const std::vector<std::string>& lines);
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace pare {
+namespace pare::runtime {
 
 AddedText::AddedText(const Tokenizer& tokenizer, std::span<const int32_t> prompt_ids)
     : stream_(tokenizer, /*skip_special_tokens=*/true), prompt_left_(tokenizer.decode(prompt_ids, true).size()) {
@@ -23,4 +23,4 @@ std::string AddedText::without_prompt(const std::string& piece) {
   return piece.substr(of_prompt);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

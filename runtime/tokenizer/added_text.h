@@ -7,7 +7,7 @@
 
 #include "runtime/tokenizer/tokenizer.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // The results of add() and finish(), joined, are the decoded text of prompt and new tokens, without special tokens and
 // without the prompt's own bytes. Pieces come when they are certain (TextStream).
@@ -26,4 +26,4 @@ class AddedText {
   size_t prompt_left_;  // bytes of the prompt's own text that the stream still holds back
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -6,7 +6,7 @@
 #include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/unicode.h"
 
-namespace pare {
+namespace pare::runtime {
 
 void AddedTokenFinder::add(const AddedToken& token, const std::string& pattern) {
   if (pattern.empty() || pattern.size() > kMaxBytes) {
@@ -85,4 +85,4 @@ void AddedTokenFinder::split(std::string_view text, const std::function<void(siz
   if (covered < text.size()) text_found(covered, text.size());
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -12,7 +12,7 @@
 
 #include "runtime/tokenizer/regex.h"
 
-namespace pare {
+namespace pare::runtime {
 
 struct AddedToken {
   std::string content;
@@ -47,4 +47,4 @@ class AddedTokenFinder {
   std::optional<Regex> word_;       // made when a single_word token is added
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -5,7 +5,7 @@
 #include "runtime/tokenizer/bert_tables.h"
 #include "runtime/tokenizer/unicode.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 bool is_in(const std::vector<bert::Range>& table, char32_t c) {
@@ -74,4 +74,4 @@ void split_bert(std::string_view text, const std::function<void(size_t begin, si
   finish(text.size());
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace pare {
+namespace pare::runtime {
 
 struct BertNormalize {
   bool clean_text = true;  // removes control characters and turns all white space into spaces
@@ -21,4 +21,4 @@ struct BertNormalize {
 // piece of its own.
 void split_bert(std::string_view text, const std::function<void(size_t begin, size_t end)>& sink);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -1,7 +1,7 @@
 // Made by make_bert_tables.py from tokenizers 0.23.3; do not edit.
 #include "runtime/tokenizer/bert_tables.h"
 
-namespace pare::bert {
+namespace pare::runtime::bert {
 
 const std::vector<Range> kRemoved = {
     {0x0, 0x8},         {0xB, 0xC},         {0xE, 0x1F},        {0x7F, 0x9F},       {0xAD, 0xAD},
@@ -405,4 +405,4 @@ const std::vector<Lower> kLower = {
     {0x1E91A, {0x1E93C}},   {0x1E91B, {0x1E93D}}, {0x1E91C, {0x1E93E}}, {0x1E91D, {0x1E93F}}, {0x1E91E, {0x1E940}},
     {0x1E91F, {0x1E941}},   {0x1E920, {0x1E942}}, {0x1E921, {0x1E943}}};
 
-}  // namespace pare::bert
+}  // namespace pare::runtime::bert

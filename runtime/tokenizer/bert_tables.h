@@ -4,7 +4,7 @@
 #include <array>
 #include <vector>
 
-namespace pare::bert {
+namespace pare::runtime::bert {
 
 struct Range {
   char32_t first, last;
@@ -21,4 +21,4 @@ struct Lower {
 };
 extern const std::vector<Lower> kLower;
 
-}  // namespace pare::bert
+}  // namespace pare::runtime::bert

@@ -9,7 +9,7 @@
 #include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/unicode.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr char32_t kSpace = 0x2581;  // the mark that stands for a space in SentencePiece's vocabularies
@@ -323,4 +323,4 @@ void BpeModel::merge_long(std::vector<int32_t>& symbols) const {
   symbols.resize(kept);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -14,7 +14,7 @@
 
 #include "runtime/tokenizer/token_model.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // Returns the bytes that a text in GPT-2's alphabet stands for, or nothing if it has a character outside. The alphabet
 // gives every byte a printable character, so that a vocabulary of bytes can be written as text
@@ -73,4 +73,4 @@ class BpeModel final : public TokenModel {
   bool can_cut_ = false;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -10,7 +10,7 @@
 #include "runtime/tokenizer/bpe.h"
 #include "runtime/tokenizer/unicode.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using Tokens = std::vector<std::string>;
@@ -185,4 +185,4 @@ bool Decoder::may_cut_behind(std::span<const std::string> tokens) const {
   return true;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

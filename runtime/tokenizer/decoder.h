@@ -10,7 +10,7 @@
 #include "runtime/tokenizer/normalizer.h"
 #include "runtime/tokenizer/pre_tokenizer.h"
 
-namespace pare {
+namespace pare::runtime {
 
 struct ByteLevelDecoder {};     // GPT-2's alphabet back to bytes; bytes that are not UTF-8 become U+FFFD
 struct ByteFallbackDecoder {};  // runs of <0x00> ... <0xFF> to the text they spell; U+FFFD each if they spell none
@@ -47,4 +47,4 @@ class Decoder {
   std::vector<Step> steps_;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

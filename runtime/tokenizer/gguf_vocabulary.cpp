@@ -13,7 +13,7 @@
 #include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/unicode.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using nlohmann::ordered_json;
@@ -363,4 +363,4 @@ std::string make_tokenizer_json(const GgufVocabulary& vocabulary) {
          "\n";
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

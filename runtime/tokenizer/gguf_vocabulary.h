@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace pare {
+namespace pare::runtime {
 
 class GgufFile;
 
@@ -37,4 +37,4 @@ std::string with_marks_for_spaces(std::string_view token);
 // of range, and lists of unequal length.
 std::string make_tokenizer_json(const GgufVocabulary& vocabulary);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -48,11 +48,11 @@ lowered = [(c, lower.normalize_str(chr(c))) for c in CODE_POINTS]
 lowered = [(c, text) for c, text in lowered if text != chr(c)]
 
 print(f"// Made by make_bert_tables.py from tokenizers {tokenizers.__version__}; do not edit.")
-print('#include "runtime/tokenizer/bert_tables.h"\n\nnamespace pare::bert {\n')
+print('#include "runtime/tokenizer/bert_tables.h"\n\nnamespace pare::runtime::bert {\n')
 for name, values in ("kRemoved", removed), ("kSpaced", spaced), ("kMarks", marks), ("kPunctuation", punctuation):
     print(
         f"const std::vector<Range> {name} = {{" + ",".join(f"{{0x{a:X},0x{b:X}}}" for a, b in ranges(values)) + "};\n"
     )
 print("const std::vector<Lower> kLower = {")
 print(",".join(f"{{0x{c:X},{{{','.join(f'0x{ord(x):X}' for x in text)}}}}}" for c, text in lowered) + "};\n")
-print("}  // namespace pare::bert")
+print("}  // namespace pare::runtime::bert")

@@ -51,7 +51,7 @@ for c in sorted(decompositions):
     pool += text
 
 print(f"// Made by make_nfc_tables.py from the Unicode Character Database {unicodedata.unidata_version}; do not edit.")
-print('#include "runtime/tokenizer/nfc_tables.h"\n\nnamespace pare::nfc {\n')
+print('#include "runtime/tokenizer/nfc_tables.h"\n\nnamespace pare::runtime::nfc {\n')
 print("const std::vector<ClassRange> kCombiningClasses = {")
 print(",".join(f"{{0x{a:X},0x{b:X},{v}}}" for a, b, v in ranges(classes)) + "};\n")
 print("const std::vector<Range> kUnsafe = {")
@@ -61,4 +61,4 @@ print(",".join(f"{{0x{c:X},{at},{n}}}" for c, at, n in rows) + "};\n")
 print("const std::vector<char32_t> kDecomposed = {" + ",".join(f"0x{x:X}" for x in pool) + "};\n")
 print("const std::vector<Composition> kCompositions = {")
 print(",".join(f"{{0x{a:X},0x{b:X},0x{c:X}}}" for (a, b), c in sorted(compositions.items())) + "};\n")
-print("}  // namespace pare::nfc")
+print("}  // namespace pare::runtime::nfc")

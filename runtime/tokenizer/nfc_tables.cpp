@@ -1,7 +1,7 @@
 // Made by make_nfc_tables.py from the Unicode Character Database 14.0.0; do not edit.
 #include "runtime/tokenizer/nfc_tables.h"
 
-namespace pare::nfc {
+namespace pare::runtime::nfc {
 
 const std::vector<ClassRange> kCombiningClasses = {
     {0x300, 0x314, 230},     {0x315, 0x315, 232},     {0x316, 0x319, 220},     {0x31A, 0x31A, 232},
@@ -1097,4 +1097,4 @@ const std::vector<Composition> kCompositions = {
     {0x114B9, 0x114BA, 0x114BB}, {0x114B9, 0x114BD, 0x114BE}, {0x115B8, 0x115AF, 0x115BA}, {0x115B9, 0x115AF, 0x115BB},
     {0x11935, 0x11930, 0x11938}};
 
-}  // namespace pare::nfc
+}  // namespace pare::runtime::nfc

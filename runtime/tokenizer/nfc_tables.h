@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace pare::nfc {
+namespace pare::runtime::nfc {
 
 struct ClassRange {
   char32_t first, last;
@@ -33,4 +33,4 @@ struct Composition {
 };
 extern const std::vector<Composition> kCompositions;
 
-}  // namespace pare::nfc
+}  // namespace pare::runtime::nfc

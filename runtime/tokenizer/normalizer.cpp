@@ -5,7 +5,7 @@
 
 #include "runtime/tokenizer/unicode.h"
 
-namespace pare {
+namespace pare::runtime {
 
 size_t max_rewritten_size(size_t size_bytes) {
   constexpr size_t kMaxGrowth = 64;
@@ -54,4 +54,4 @@ std::string Normalizer::apply(std::string_view text) const {
   return out;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

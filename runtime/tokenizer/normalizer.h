@@ -10,7 +10,7 @@
 #include "runtime/tokenizer/bert.h"
 #include "runtime/tokenizer/regex.h"
 
-namespace pare {
+namespace pare::runtime {
 
 struct NormalizeNfc {};
 struct Prepend {
@@ -39,4 +39,4 @@ class Normalizer {
   std::vector<Step> steps_;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

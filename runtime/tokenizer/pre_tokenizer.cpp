@@ -4,7 +4,7 @@
 
 #include "runtime/tokenizer/bert.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // Applies a SplitBehavior to the spans of a text, which arrive from left to right. At most one span is held back until
@@ -135,4 +135,4 @@ void PreTokenizer::run_from(size_t stage, const Piece& piece, const PieceSink& s
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -9,7 +9,7 @@
 
 #include "runtime/tokenizer/regex.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // The fate of the matches of a Split. The results are those of '-' on "the-final--countdown":
 enum class SplitBehavior {
@@ -60,4 +60,4 @@ class PreTokenizer {
   std::vector<Stage> stages_;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -9,7 +9,7 @@
 #include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/unicode.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // A hostile file must not be able to hang the program: real expressions need a few steps per character of one word.
@@ -116,4 +116,4 @@ void Regex::for_each_match(std::string_view text, const std::function<void(size_
   }
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace pare {
+namespace pare::runtime {
 
 // Returns an Oniguruma expression in PCRE2's syntax, for PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE. The two differ in:
 //   \s   Oniguruma: White_Space. PCRE2 adds U+180E.                  \w  Alphabetic, M, Nd, Pc; PCRE2 10.42: L, N, '_'.
@@ -35,4 +35,4 @@ class Regex {
   std::unique_ptr<Compiled> compiled_;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -7,7 +7,7 @@
 #include "runtime/tokenizer/regex.h"
 #include "runtime/tokenizer/unicode.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // Contents of a character class. \p{Z} with the ASCII controls is exactly White_Space.
@@ -227,4 +227,4 @@ std::string translate_regex(std::string_view pattern, const std::string& where) 
   return Translator(pattern, where).run();
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

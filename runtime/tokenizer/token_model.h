@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace pare {
+namespace pare::runtime {
 
 // The encoded words of one call of Tokenizer::encode. Texts repeat their words, and looking one up is much faster than
 // merging it. The size is bounded.
@@ -42,4 +42,4 @@ class TokenModel {
   }
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

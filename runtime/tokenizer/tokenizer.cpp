@@ -12,7 +12,7 @@
 #include "runtime/tokenizer/tokenizer_json.h"
 #include "runtime/tokenizer/unicode.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 struct Entry {
@@ -238,4 +238,4 @@ std::optional<int32_t> Tokenizer::bos_token() const {
   return before.empty() ? std::nullopt : std::optional(before.front());
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

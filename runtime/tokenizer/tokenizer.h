@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-namespace pare {
+namespace pare::runtime {
 
 class Tokenizer {
  public:
@@ -71,4 +71,4 @@ class TextStream {
   size_t context_bytes_ = 0;  // text of the tokens before that
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -11,7 +11,7 @@
 #include "runtime/system/sha256.h"
 #include "runtime/tokenizer/gguf_vocabulary.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using Json = nlohmann::json;
@@ -59,4 +59,4 @@ std::string tokenizer_hash(const std::filesystem::path& path) {
   return sha256_hex(std::as_bytes(std::span(text)));
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-namespace pare {
+namespace pare::runtime {
 
 // Returns the SHA-256 of what a tokenizer.json says of the vocabulary: the kind of model, each token with its id, the
 // merges in their order, and the added tokens. `path` is such a file, a directory that has one, or a .gguf, of which
@@ -15,4 +15,4 @@ namespace pare {
 // Throws std::runtime_error for a file that cannot be read or has no vocabulary (path, what is missing).
 std::string tokenizer_hash(const std::filesystem::path& path);
 
-}  // namespace pare
+}  // namespace pare::runtime

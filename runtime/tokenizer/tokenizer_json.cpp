@@ -7,7 +7,7 @@
 #include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/unicode.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 using nlohmann::json;
@@ -389,4 +389,4 @@ void apply_tokenizer_config(const std::string& config_json, const std::string& w
   parts.post_processor = {ids("add_bos_token", "bos_token"), ids("add_eos_token", "eos_token")};
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

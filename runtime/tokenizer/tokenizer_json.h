@@ -14,7 +14,7 @@
 #include "runtime/tokenizer/pre_tokenizer.h"
 #include "runtime/tokenizer/word_piece.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // Ids put around an encoded text on request.
 struct PostProcessor {
@@ -40,4 +40,4 @@ TokenizerParts parse_tokenizer_json(const std::string& text, const std::string& 
 // add_eos_token, and otherwise from tokenizer.json. This function does the same. Throws as parse_tokenizer_json does.
 void apply_tokenizer_config(const std::string& config_json, const std::string& where, TokenizerParts& parts);
 
-}  // namespace pare
+}  // namespace pare::runtime

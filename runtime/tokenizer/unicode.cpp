@@ -9,7 +9,7 @@
 
 #include "runtime/tokenizer/nfc_tables.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // Returns the length of the well-formed sequence at `at`, or, if there is none, minus the length of the maximal
@@ -236,4 +236,4 @@ std::string normalize_nfd(std::string_view text) {
   return out;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

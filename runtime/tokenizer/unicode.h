@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace pare {
+namespace pare::runtime {
 
 // Returns the byte offset of the first place that is not UTF-8 (RFC 3629: shortest form, no surrogates, at most
 // U+10FFFF).
@@ -36,4 +36,4 @@ std::string normalize_nfc(std::string_view text);
 // Returns valid UTF-8 in normalization form D: decomposed canonically and ordered by combining class.
 std::string normalize_nfd(std::string_view text);
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -6,7 +6,7 @@
 #include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/unicode.h"
 
-namespace pare {
+namespace pare::runtime {
 
 WordPieceModel::WordPieceModel(std::vector<std::pair<std::string, int32_t>> vocabulary, WordPieceOptions options,
                                const std::string& where)
@@ -65,4 +65,4 @@ void WordPieceModel::encode(std::string_view piece, WordCache& cache, std::vecto
   cache.insert(piece, ids, begin);
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -4,7 +4,7 @@
 
 #include "runtime/tokenizer/token_model.h"
 
-namespace pare {
+namespace pare::runtime {
 
 struct WordPieceOptions {
   std::string unk_token = "[UNK]";
@@ -31,4 +31,4 @@ class WordPieceModel final : public TokenModel {
   int32_t unk_ = 0;
 };
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -26,19 +26,21 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double time_forward(const std::string& model, pare::TokenWindows windows, const std::filesystem::path& folder) {
+double time_forward(const std::string& model, pare::runtime::TokenWindows windows,
+                    const std::filesystem::path& folder) {
   const at::NoGradGuard no_grad;
-  const pare::Checkpoint checkpoint = pare::Checkpoint::open(model);
+  const pare::runtime::Checkpoint checkpoint = pare::runtime::Checkpoint::open(model);
   const auto start = Clock::now();
-  pare::BlockWalk walk(checkpoint.description(), windows, checkpoint.linear(checkpoint.embedding()), 0,
-                       pare::Spill::none, folder, omp_get_max_threads());
+  pare::compress::BlockWalk walk(checkpoint.description(), windows, checkpoint.linear(checkpoint.embedding()), 0,
+                                 pare::compress::Spill::none, folder, omp_get_max_threads());
   const auto num_blocks = static_cast<int64_t>(checkpoint.description().blocks.size());
   for (int64_t b = 0; b < num_blocks; ++b) {
-    const pare::DecoderBlock block(checkpoint, b, windows.num_tokens);
-    for (const pare::Stage stage : pare::kStages) walk.reach(block, stage, pare::StatisticsNeed::none);
+    const pare::compress::DecoderBlock block(checkpoint, b, windows.num_tokens);
+    for (const pare::runtime::Stage stage : pare::runtime::kStages)
+      walk.reach(block, stage, pare::compress::StatisticsNeed::none);
     walk.leave(block);
   }
-  return pare::seconds_since(start);
+  return pare::runtime::seconds_since(start);
 }
 
 double time_run(const std::string& model, const std::filesystem::path& windows, const std::string& bits,
@@ -46,13 +48,13 @@ double time_run(const std::string& model, const std::filesystem::path& windows, 
   const std::string yaml = "calibration: {text: " + windows.string() +
                            ", samples: 1000000}\npasses:\n  - gptq: {bits: " + bits + ", group_size: " + group +
                            ", fit: " + fit + "}\n";
-  pare::Progress progress(pare::progress_style(/*quiet=*/true), std::cerr);
-  pare::RunOptions options;
+  pare::runtime::Progress progress(pare::runtime::progress_style(/*quiet=*/true), std::cerr);
+  pare::compress::RunOptions options;
   options.model = model;
   options.output = folder / ("fit-" + fit);
   const auto start = Clock::now();
-  std::cout << pare::run(pare::parse_recipe(yaml, "bench"), options, progress) << "\n";
-  return pare::seconds_since(start);
+  std::cout << pare::compress::run(pare::compress::parse_recipe(yaml, "bench"), options, progress) << "\n";
+  return pare::runtime::seconds_since(start);
 }
 
 }  // namespace
@@ -62,7 +64,7 @@ int main(int argc, char** argv) {
     std::cerr << "usage: bench_compress MODEL WINDOWS.npy [NUM_WINDOWS] [BITS] [GROUP]\n";
     return 2;
   }
-  pare::TokenWindows windows = pare::read_npy(argv[2]);
+  pare::runtime::TokenWindows windows = pare::runtime::read_npy(argv[2]);
   if (argc > 3 && std::stoll(argv[3]) < windows.num_windows) {
     windows.num_windows = std::stoll(argv[3]);
     windows.ids_NT.resize(static_cast<size_t>(windows.num_windows * windows.num_tokens));
@@ -70,7 +72,7 @@ int main(int argc, char** argv) {
   std::string pattern = (std::filesystem::temp_directory_path() / "pare-bench-XXXXXX").string();
   if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("cannot make a folder like " + pattern);
   const std::filesystem::path folder = pattern;
-  pare::write_npy(folder / "windows.npy", windows);
+  pare::runtime::write_npy(folder / "windows.npy", windows);
   const double forward = time_forward(argv[1], windows, folder);
   const auto gptq = [&](const std::string& fit) {
     return time_run(argv[1], folder / "windows.npy", argc > 4 ? argv[4] : "4", argc > 5 ? argv[5] : "64", fit, folder);

@@ -26,6 +26,7 @@
 #include "tests/bench/onednn_int8.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 constexpr int kMinRounds = 5;

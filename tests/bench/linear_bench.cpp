@@ -21,6 +21,7 @@
 #include "runtime/cpu/roof.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 constexpr int kLayers = 30;

@@ -18,6 +18,7 @@
 #include "runtime/engine/transformer.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 double seconds(clockid_t clock) {

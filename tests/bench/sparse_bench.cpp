@@ -29,6 +29,7 @@
 #include "runtime/engine/transformer.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 constexpr int64_t kPrefillTokens = 512;

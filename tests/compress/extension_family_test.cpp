@@ -18,6 +18,8 @@
 #include "tests/runtime/engine/tiny_encoder.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;
@@ -113,7 +115,7 @@ TEST_F(ExtensionFamily, ACheckpointIsCompressedAndReadBack) {
   options.num_threads = 2;
   std::ostringstream log;
   Progress progress(ProgressStyle::lines, log);
-  pare::run(recipe, options, progress);
+  pare::compress::run(recipe, options, progress);
   const Checkpoint written = Checkpoint::open(folder_ / "out");
   EXPECT_TRUE(written.is_quantized());
   EXPECT_EQ(written.description().family, "stranger");

@@ -31,6 +31,10 @@
 #include "tests/row_container.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace distill;
+using namespace quant;
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;
@@ -120,7 +124,7 @@ class Extension : public testing::Test {
     options.num_threads = 2;
     std::ostringstream log;
     Progress progress(ProgressStyle::lines, log);
-    return nlohmann::json::parse(pare::run(recipe, options, progress));
+    return nlohmann::json::parse(pare::compress::run(recipe, options, progress));
   }
   std::vector<float> weight_of(const Checkpoint& checkpoint, const LinearDescription& linear) {
     std::vector<float> values(static_cast<size_t>(linear.num_out * linear.num_in));

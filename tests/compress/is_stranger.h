@@ -4,6 +4,7 @@
 #include "compress/recipe/pass.h"
 
 namespace pare::test {
+using namespace compress;
 
 inline bool is_stranger(const PassRow& row) {
   return row.key.starts_with("test_");

@@ -12,6 +12,7 @@
 #include "runtime/evaluate/token_source.h"
 
 namespace pare::test {
+using namespace runtime;
 
 struct Favourites : EvaluationResult {
   std::string source;

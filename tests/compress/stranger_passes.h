@@ -18,6 +18,11 @@
 #include "prune/magnitude.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace distill;
+using namespace prune;
+using namespace quant;
+using namespace runtime;
 
 // `test_loop:` rounds column by column, as gptq does.
 class LoopPass : public OptionsOf<LoopPass, PassKind::rounds> {

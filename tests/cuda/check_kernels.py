@@ -111,7 +111,7 @@ def demangled(names):
     text = subprocess.run(
         ["c++filt", "-p"], input="\n".join(names), stdout=subprocess.PIPE, text=True, check=True
     ).stdout
-    short = [re.sub(r"\(anonymous namespace\)::|\bpare::", "", line) for line in text.splitlines()]
+    short = [re.sub(r"\(anonymous namespace\)::|\bpare::(runtime::)?", "", line) for line in text.splitlines()]
     return dict(zip(names, short))
 
 

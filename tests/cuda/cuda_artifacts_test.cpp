@@ -7,6 +7,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 // The differences between every token's logits. They are the largest distance relative to the row's norm, the root of

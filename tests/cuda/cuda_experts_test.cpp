@@ -9,6 +9,7 @@
 #include "tests/runtime/cpu/packed_floats.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 constexpr int64_t kHidden = 40, kFeedForward = 24, kNumExperts = 5;

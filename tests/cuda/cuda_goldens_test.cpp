@@ -9,6 +9,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 // The most KL, in nats, from the golden's distribution of a token to what was found. An artifact's quality is judged by

@@ -7,6 +7,7 @@
 #include "tests/expect_error.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 struct Stored {

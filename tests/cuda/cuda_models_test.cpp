@@ -8,6 +8,7 @@
 #include "tests/runtime/engine/tiny_models.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 double relative_difference(std::span<const float> found, std::span<const float> expected) {

@@ -7,6 +7,7 @@
 #include "tests/runtime/engine/tiny_models.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 // The numbers depend on the device. Here the emulator checks that the kernels keep to their memory.

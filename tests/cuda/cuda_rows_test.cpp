@@ -12,6 +12,7 @@
 #include "tests/runtime/cpu/packed_floats.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 class CudaRows : public OnCuda {};

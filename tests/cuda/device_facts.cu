@@ -16,6 +16,7 @@
 #include "runtime/cuda/device.cuh"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 constexpr int kRepetitions = 10;

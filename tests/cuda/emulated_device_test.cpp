@@ -3,6 +3,7 @@
 #include "tests/expect_error.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 class CudaDevices : public testing::Test {

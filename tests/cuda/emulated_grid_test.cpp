@@ -5,6 +5,7 @@
 #include "tests/cuda/on_cuda.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 class CudaGrids : public OnCuda {

@@ -7,6 +7,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 // The memory that a session has taken after a few tokens, and the estimate. Both leave out the buffers of logits, which

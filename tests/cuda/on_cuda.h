@@ -15,6 +15,7 @@
 #include "tests/runtime/cpu/guarded_floats.h"
 
 namespace pare {
+using namespace runtime;
 
 inline const std::vector<emulation::Options>& emulated_modes() {
   static const std::vector<emulation::Options> kModes = [] {

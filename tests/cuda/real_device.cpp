@@ -28,7 +28,7 @@ int main(int argc, char** argv) {
   constexpr int kSkipped = 77;  // tests/cuda/CMakeLists.txt
   testing::InitGoogleTest(&argc, argv);
   try {
-    if (!GTEST_FLAG_GET(list_tests)) pare::find_cuda_device();
+    if (!GTEST_FLAG_GET(list_tests)) pare::runtime::find_cuda_device();
   } catch (const std::runtime_error& error) {
     std::printf("SKIPPED: tests of the CUDA backend were not run: %s\n", error.what());
     return kSkipped;

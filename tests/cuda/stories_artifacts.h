@@ -20,6 +20,7 @@
 #include "tests/runtime/sparse_checkpoint.h"
 
 namespace pare {
+using namespace runtime;
 
 inline constexpr float kStaticScale = 0.0625f;
 inline const std::vector<int32_t> kOutlierColumns = {1, 7, 40};

@@ -16,6 +16,7 @@
 #include <vector>
 
 namespace pare {
+using namespace distill;
 namespace {
 
 at::Tensor random_tensor(int64_t size, uint64_t seed, double scale) {

@@ -12,6 +12,7 @@
 #include "tests/quant/random_layer.h"
 
 namespace pare {
+using namespace distill;
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();

@@ -12,6 +12,7 @@
 #include "tests/expect_error.h"
 
 namespace pare {
+using namespace distill;
 namespace {
 
 constexpr int64_t kRows = 7, kWidth = 12;

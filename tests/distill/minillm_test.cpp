@@ -17,6 +17,8 @@
 #include "tests/expect_error.h"
 
 namespace pare {
+using namespace distill;
+using namespace runtime;
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();

@@ -6,6 +6,8 @@
 #include <string>
 
 namespace pare {
+using namespace distill;
+using namespace runtime;
 namespace {
 
 template <typename E>

@@ -13,6 +13,7 @@
 #include <random>
 
 namespace pare {
+using namespace distill;
 namespace {
 
 constexpr int64_t kOut = 11, kIn = 84, kGroup = 28;  // groups fill one vector of 16 and a part of another

@@ -14,6 +14,7 @@
 #include "tests/expect_error.h"
 
 namespace pare {
+using namespace distill;
 namespace {
 
 using Layers = std::vector<int64_t>;

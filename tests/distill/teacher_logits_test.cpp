@@ -15,6 +15,7 @@
 #include "tests/expect_error.h"
 
 namespace pare {
+using namespace distill;
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();

@@ -12,6 +12,7 @@
 #include "tests/emulation/thread_block.h"
 
 namespace pare::emulation {
+using namespace runtime;
 namespace {
 
 // The limits are those of the CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability".

@@ -40,13 +40,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     pare::write_fuzz_file(std::string("checkpoint/") + kNames[file.name], file.content);
   }
   attempt([&] {
-    const pare::Checkpoint checkpoint = pare::Checkpoint::open(folder);
+    const pare::runtime::Checkpoint checkpoint = pare::runtime::Checkpoint::open(folder);
     attempt([&] { checkpoint.check_values(); });
-    attempt([&] { pare::sparsity_claims(checkpoint); });
-    if (checkpoint.is_encoder()) attempt([&] { pare::read_pooling(folder, checkpoint.encoder()); });
+    attempt([&] { pare::runtime::sparsity_claims(checkpoint); });
+    if (checkpoint.is_encoder()) attempt([&] { pare::runtime::read_pooling(folder, checkpoint.encoder()); });
   });
-  attempt([&] { pare::Tokenizer::open(folder).encode("Hello  world's 1234\n", true); });
-  attempt([&] { pare::tokenizer_hash(folder); });
-  attempt([&] { pare::verify(folder); });
+  attempt([&] { pare::runtime::Tokenizer::open(folder).encode("Hello  world's 1234\n", true); });
+  attempt([&] { pare::runtime::tokenizer_hash(folder); });
+  attempt([&] { pare::runtime::verify(folder); });
   return 0;
 }

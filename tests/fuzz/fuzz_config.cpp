@@ -11,17 +11,17 @@
 // Reads the whole text as a config.json, and as the quantization_config of each container.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using Bytes = std::span<const std::byte>;
-  pare::fuzz(data, size, [](Bytes bytes) { pare::describe_model(pare::as_text(bytes), "input"); });
-  pare::fuzz(data, size, [](Bytes bytes) { pare::describe_encoder(pare::as_text(bytes), "input"); });
-  pare::fuzz(data, size, [](Bytes bytes) { pare::AwqConfig::parse(pare::as_text(bytes), "input"); });
-  pare::fuzz(data, size, [](Bytes bytes) { pare::BitsAndBytesConfig::parse(pare::as_text(bytes), "input"); });
+  pare::fuzz(data, size, [](Bytes bytes) { pare::runtime::describe_model(pare::as_text(bytes), "input"); });
+  pare::fuzz(data, size, [](Bytes bytes) { pare::runtime::describe_encoder(pare::as_text(bytes), "input"); });
+  pare::fuzz(data, size, [](Bytes bytes) { pare::runtime::AwqConfig::parse(pare::as_text(bytes), "input"); });
+  pare::fuzz(data, size, [](Bytes bytes) { pare::runtime::BitsAndBytesConfig::parse(pare::as_text(bytes), "input"); });
   pare::fuzz(data, size, [](Bytes bytes) {
-    pare::bitsandbytes_nf4_container().read_config(std::string(pare::as_text(bytes)), "input");
+    pare::runtime::bitsandbytes_nf4_container().read_config(std::string(pare::as_text(bytes)), "input");
   });
-  pare::fuzz(data, size, [](Bytes bytes) { pare::PareInt8Config::parse(pare::as_text(bytes), "input"); });
-  pare::fuzz(data, size, [](Bytes bytes) { pare::PareSparse24Config::parse(pare::as_text(bytes), "input"); });
+  pare::fuzz(data, size, [](Bytes bytes) { pare::runtime::PareInt8Config::parse(pare::as_text(bytes), "input"); });
+  pare::fuzz(data, size, [](Bytes bytes) { pare::runtime::PareSparse24Config::parse(pare::as_text(bytes), "input"); });
   return pare::fuzz(data, size, [](Bytes bytes) {
-    const auto config = pare::QuantizationConfig::parse(pare::as_text(bytes), "input");
+    const auto config = pare::runtime::QuantizationConfig::parse(pare::as_text(bytes), "input");
     for (const char* module : {"model.layers.0.self_attn.q_proj", "lm_head", ""}) config.scheme(module);
   });
 }

@@ -9,18 +9,18 @@
 
 namespace {
 
-using pare::DType;
+using pare::runtime::DType;
 
 constexpr const char* kModule = "model.layers.0.mlp.down_proj";
 
 // Tensors of any type and shape under the names that the container looks for.
 struct Tensors {
-  std::map<std::string, std::pair<pare::TensorView, std::unique_ptr<std::byte[]>>> by_name;
+  std::map<std::string, std::pair<pare::runtime::TensorView, std::unique_ptr<std::byte[]>>> by_name;
 
   void add(FuzzedDataProvider& input, const std::string& name, int64_t num_out, int64_t num_in) {
     constexpr std::array kTypes = {DType::F32, DType::F16, DType::BF16, DType::I32,  DType::I64,
                                    DType::I16, DType::I8,  DType::U8,   DType::BOOL, DType::F8_E4M3};
-    pare::TensorView view;
+    pare::runtime::TensorView view;
     view.dtype = input.PickValueInArray(kTypes);
     const int num_dimensions = input.ConsumeIntegralInRange<int>(0, 3);
     for (int d = 0; d < num_dimensions; ++d) {
@@ -29,7 +29,7 @@ struct Tensors {
                                              1,          2,          0,           num_in / 32};
       view.shape.push_back(input.PickValueInArray(sizes));
     }
-    const size_t num_bytes = static_cast<size_t>(view.num_elements()) * pare::dtype_size_bytes(view.dtype);
+    const size_t num_bytes = static_cast<size_t>(view.num_elements()) * pare::runtime::dtype_size_bytes(view.dtype);
     std::unique_ptr<std::byte[]> data(new std::byte[num_bytes]());
     const auto bytes = input.ConsumeBytes<uint8_t>(num_bytes);
     if (!bytes.empty()) std::memcpy(data.get(), bytes.data(), bytes.size());
@@ -38,7 +38,8 @@ struct Tensors {
   }
 
   // Adds the tensor as it is, or with its first bytes taken from the input, or another one altogether.
-  void add_changed(FuzzedDataProvider& input, const pare::OwnedTensor& tensor, int64_t num_out, int64_t num_in) {
+  void add_changed(FuzzedDataProvider& input, const pare::runtime::OwnedTensor& tensor, int64_t num_out,
+                   int64_t num_in) {
     const int change = input.ConsumeIntegralInRange<int>(0, 9);
     if (change == 9) return;
     if (change == 8) return add(input, tensor.name, num_out, num_in);
@@ -48,34 +49,36 @@ struct Tensors {
       const auto bytes = input.ConsumeBytes<uint8_t>(tensor.data.size());
       if (!bytes.empty()) std::memcpy(data.get(), bytes.data(), bytes.size());
     }
-    const pare::TensorView view = {tensor.dtype, tensor.shape, {data.get(), tensor.data.size()}};
+    const pare::runtime::TensorView view = {tensor.dtype, tensor.shape, {data.get(), tensor.data.size()}};
     by_name[tensor.name] = {view, std::move(data)};
   }
 };
 
 // Decodes the tensors that the container itself makes from a weight, with bytes, types and shapes changed.
 void decode(FuzzedDataProvider& input) {
-  const auto containers = pare::container_formats();
-  const pare::ContainerFormat& container = *containers[input.ConsumeIntegralInRange<size_t>(0, containers.size() - 1)];
+  const auto containers = pare::runtime::container_formats();
+  const pare::runtime::ContainerFormat& container =
+      *containers[input.ConsumeIntegralInRange<size_t>(0, containers.size() - 1)];
   const auto num_out = input.PickValueInArray<int64_t>({1, 8, 16, 32, 48});
   const auto num_in = input.PickValueInArray<int64_t>({4, 8, 16, 32, 64, 128, 96});
-  pare::PackScheme wanted;
+  pare::runtime::PackScheme wanted;
   wanted.bits = input.PickValueInArray({4, 8, 2, 3, 16, 0});
-  wanted.group_size = input.PickValueInArray<int64_t>({pare::kPerChannel, 8, 16, 32, 64, 128});
+  wanted.group_size = input.PickValueInArray<int64_t>({pare::runtime::kPerChannel, 8, 16, 32, 64, 128});
   wanted.symmetric = input.ConsumeBool();
-  const auto codes = pare::weight_codes();
+  const auto codes = pare::runtime::weight_codes();
   const auto place = input.ConsumeIntegralInRange<size_t>(0, codes.size());  // the last: no code
   wanted.code = place == codes.size() ? nullptr : codes[place];
-  wanted.layout = input.PickValueInArray({pare::CodeLayout::packed, pare::CodeLayout::bytes});
-  if (input.ConsumeBool()) wanted.pattern = pare::kTwoOfFour;
-  if (input.ConsumeBool()) wanted.act_order = pare::StoredActOrder::group;
+  wanted.layout = input.PickValueInArray({pare::runtime::CodeLayout::packed, pare::runtime::CodeLayout::bytes});
+  if (input.ConsumeBool()) wanted.pattern = pare::runtime::kTwoOfFour;
+  if (input.ConsumeBool()) wanted.act_order = pare::runtime::StoredActOrder::group;
   wanted.per_tensor = input.ConsumeBool();
-  wanted.input.type = input.PickValueInArray({pare::InputType::plain, pare::InputType::int8, pare::InputType::fp8});
+  wanted.input.type = input.PickValueInArray(
+      {pare::runtime::InputType::plain, pare::runtime::InputType::int8, pare::runtime::InputType::fp8});
   wanted.input.symmetric = input.ConsumeBool();
-  const pare::PackScheme scheme = container.adapted(wanted);
+  const pare::runtime::PackScheme scheme = container.adapted(wanted);
   if (!container.accepts(scheme, num_out, num_in)) return;
   Tensors tensors;
-  for (const pare::OwnedTensor& tensor :
+  for (const pare::runtime::OwnedTensor& tensor :
        container.store(pare::zero_linear(container, scheme, num_out, num_in), scheme, kModule)) {
     tensors.add_changed(input, tensor, num_out, num_in);
   }
@@ -83,13 +86,13 @@ void decode(FuzzedDataProvider& input) {
     if (input.ConsumeIntegralInRange<int>(0, 7) == 7)
       tensors.add(input, kModule + std::string(suffix), num_out, num_in);
   }
-  const pare::FindTensor find = [&](const std::string& name) -> const pare::TensorView* {
+  const pare::runtime::FindTensor find = [&](const std::string& name) -> const pare::runtime::TensorView* {
     const auto found = tensors.by_name.find(name);
     return found == tensors.by_name.end() ? nullptr : &found->second.first;
   };
   container.check(find, scheme, num_out, num_in, kModule);
-  const pare::StoredLinear linear = container.load(find, scheme, num_out, num_in, kModule);
-  if (!scheme.is_dense()) pare::dequantize(linear.weight);
+  const pare::runtime::StoredLinear linear = container.load(find, scheme, num_out, num_in, kModule);
+  if (!scheme.is_dense()) pare::runtime::dequantize(linear.weight);
 }
 
 }  // namespace

@@ -4,10 +4,10 @@
 // Decodes every accepted tensor.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return pare::fuzz(data, size, [](std::span<const std::byte> bytes) {
-    const pare::GgufFile file = pare::GgufFile::parse(bytes, "input");
+    const pare::runtime::GgufFile file = pare::runtime::GgufFile::parse(bytes, "input");
     for (const auto& [name, tensor] : file.tensors()) {
       std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
-      pare::decode_gguf_blocks(tensor.type, tensor.data, values);
+      pare::runtime::decode_gguf_blocks(tensor.type, tensor.data, values);
     }
   });
 }

@@ -9,6 +9,8 @@
 #include "runtime/system/sha256.h"
 
 namespace pare {
+using namespace compress;
+using namespace runtime;
 
 // Returns the place of the 64 letters of HASH in the user block's "sha256 HASH", or npos if it states none.
 inline size_t stated_hash_place(const std::string& file) {

@@ -8,6 +8,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const auto source = pare::write_fuzz_file("model.gguf", pare::as_text(bytes));
     const auto output = pare::fuzz_folder() / "model";
     std::filesystem::remove_all(output);
-    pare::import_model(source, output, {});
+    pare::runtime::import_model(source, output, {});
   });
 }

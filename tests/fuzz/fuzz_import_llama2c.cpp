@@ -13,6 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const auto source = pare::write_fuzz_file("model.bin", pare::as_text(bytes.subspan(split)));
     const auto output = pare::fuzz_folder() / "model";
     std::filesystem::remove_all(output);
-    pare::import_model(source, output, {.tokenizer = vocabulary, .dtype = pare::DType::F32, .progress = {}});
+    pare::runtime::import_model(source, output,
+                                {.tokenizer = vocabulary, .dtype = pare::runtime::DType::F32, .progress = {}});
   });
 }

@@ -104,28 +104,28 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return pare::fuzz(reinterpret_cast<const uint8_t*>(input.data()), input.size(), [&](Bytes bytes) {
     switch (data[0] % 8) {
       case 0:
-        pare::parse_json(text, "input").dump();
+        pare::runtime::parse_json(text, "input").dump();
         break;
       case 1:
-        pare::parse_ordered_json(text, "input").dump();
+        pare::runtime::parse_ordered_json(text, "input").dump();
         break;
       case 2:
-        pare::Tokenizer::parse(text, "input").encode(std::string(100'000, 'a'), true);
+        pare::runtime::Tokenizer::parse(text, "input").encode(std::string(100'000, 'a'), true);
         break;
       case 3:
-        pare::QuantizationConfig::parse(text, "input").scheme("model.layers.0.mlp.down_proj");
+        pare::runtime::QuantizationConfig::parse(text, "input").scheme("model.layers.0.mlp.down_proj");
         break;
       case 4:
-        pare::BitsAndBytesConfig::parse(text, "input").is_skipped("model.layers.0.mlp.down_proj");
+        pare::runtime::BitsAndBytesConfig::parse(text, "input").is_skipped("model.layers.0.mlp.down_proj");
         break;
       case 5:
-        pare::SafetensorsFile::parse(bytes, "input");
+        pare::runtime::SafetensorsFile::parse(bytes, "input");
         break;
       case 6:
-        pare::GgufFile::parse(bytes, "input");
+        pare::runtime::GgufFile::parse(bytes, "input");
         break;
       default:
-        pare::describe_model(text, "input");
+        pare::runtime::describe_model(text, "input");
     }
   });
 }

@@ -49,7 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   pare::sign(master);
   for (size_t i = 0; i < kNames.size(); ++i) pare::write_fuzz_file(kNames[i], files[i]);
   pare::attempt([&] {
-    const pare::LogitStore store = pare::LogitStore::open(pare::fuzz_folder() / kNames[kMaster]);
+    const pare::compress::LogitStore store = pare::compress::LogitStore::open(pare::fuzz_folder() / kNames[kMaster]);
     for (int64_t i = 0; i < store.num_sequences(); ++i) {
       pare::attempt([&] { store.sequence(i); });
       pare::attempt([&] { store.label_log_probs(i); });

@@ -15,16 +15,16 @@ namespace fs = std::filesystem;
 
 constexpr std::array<const char*, 6> kNames = {"run.json",          "survey",     "00000.json",
                                                "00000.safetensors", "00001.json", "00001.safetensors"};
-const pare::Fingerprint kFingerprint = {{"model", "x"}};
+const pare::compress::Fingerprint kFingerprint = {{"model", "x"}};
 
 // Returns the model that the parts belong to.
-const pare::Checkpoint& source() {
-  static const pare::Checkpoint checkpoint = [] {
-    const std::string input = pare::read_text_file(fs::path(FUZZ_CORPUS) / "checkpoint" / "dense");
+const pare::runtime::Checkpoint& source() {
+  static const pare::runtime::Checkpoint checkpoint = [] {
+    const std::string input = pare::runtime::read_text_file(fs::path(FUZZ_CORPUS) / "checkpoint" / "dense");
     const std::vector<pare::FuzzFile> files = pare::split_files(input, 2);
     pare::write_fuzz_file("source/config.json", files.at(0).content);
     pare::write_fuzz_file("source/model.safetensors", files.at(1).content);
-    return pare::Checkpoint::open(pare::fuzz_folder() / "source");
+    return pare::runtime::Checkpoint::open(pare::fuzz_folder() / "source");
   }();
   return checkpoint;
 }
@@ -34,7 +34,7 @@ void state_hash(const std::string& tensors, std::string& record) {
   constexpr std::string_view kKey = "\"sha256\": \"";
   const size_t key = record.find(kKey);
   if (key == std::string::npos || record.size() < key + kKey.size() + 64) return;
-  record.replace(key + kKey.size(), 64, pare::sha256_hex(std::as_bytes(std::span(tensors))));
+  record.replace(key + kKey.size(), 64, pare::runtime::sha256_hex(std::as_bytes(std::span(tensors))));
 }
 
 }  // namespace
@@ -50,7 +50,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (pare::FuzzFile& file : pare::split_files({reinterpret_cast<const char*>(data), size}, kNames.size())) {
     files[kNames[file.name]] = std::move(file.content);
   }
-  pare::attempt([&] { pare::Parts(output, kFingerprint, /*fresh=*/true); });
+  pare::attempt([&] { pare::compress::Parts(output, kFingerprint, /*fresh=*/true); });
   for (auto& [name, content] : files) {
     if (name.ends_with(".safetensors")) {
       pare::write_fuzz_file("out.partial/progress/" + name, content);
@@ -58,12 +58,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     if (name.ends_with("0.json")) state_hash(files["00000.safetensors"], content);
     if (name.ends_with("1.json")) state_hash(files["00001.safetensors"], content);
-    pare::write_checked_file(progress / name, content);
+    pare::compress::write_checked_file(progress / name, content);
   }
   pare::attempt([&] {
-    pare::Artifact artifact(output, kFingerprint, /*fresh=*/false);
+    pare::compress::Artifact artifact(output, kFingerprint, /*fresh=*/false);
     for (const int64_t part : artifact.committed_parts()) {
-      for (const pare::LayerRecord& record : *artifact.committed(part)) {
+      for (const pare::compress::LayerRecord& record : *artifact.committed(part)) {
         pare::attempt([&] { artifact.read_layer(part, record); });
       }
       pare::attempt([&] { artifact.read_changed(part, source()); });

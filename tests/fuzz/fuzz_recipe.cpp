@@ -3,8 +3,8 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return pare::fuzz(data, size, [](std::span<const std::byte> bytes) {
-    const pare::Recipe recipe = pare::parse_recipe(pare::as_text(bytes), "input");
-    for (const pare::PassRecipe& pass : recipe.passes)
-      pare::layer_options(pass, "model.layers.0.mlp.down_proj", 64, 172);
+    const pare::compress::Recipe recipe = pare::compress::parse_recipe(pare::as_text(bytes), "input");
+    for (const pare::compress::PassRecipe& pass : recipe.passes)
+      pare::compress::layer_options(pass, "model.layers.0.mlp.down_proj", 64, 172);
   });
 }

@@ -13,11 +13,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   pare::sign(file);
   const auto path = pare::write_fuzz_file("statistics.h5", file);
   pare::attempt([&] {
-    const pare::StatisticsFile statistics = pare::StatisticsFile::open(path);
+    const pare::compress::StatisticsFile statistics = pare::compress::StatisticsFile::open(path);
     for (const int64_t num_experts : {1, 2}) {
-      const pare::BlockDescription block = pare::fuzz_block(num_experts);
-      for (const pare::Stage stage : pare::block_stages(block)) {
-        pare::attempt([&] { statistics.read(block, stage, pare::StatisticsNeed::hessian); });
+      const pare::runtime::BlockDescription block = pare::fuzz_block(num_experts);
+      for (const pare::runtime::Stage stage : pare::runtime::block_stages(block)) {
+        pare::attempt([&] { statistics.read(block, stage, pare::compress::StatisticsNeed::hessian); });
       }
     }
   });

@@ -4,9 +4,11 @@
 // Reads a survey that an unfinished run has kept. What is read is shown, and written back unchanged.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return pare::fuzz(data, size, [](std::span<const std::byte> bytes) {
-    const pare::Survey survey = pare::parse_survey(pare::as_text(bytes), "fuzz");
-    for (const size_t num_columns : {size_t{0}, size_t{80}, size_t{1000}}) pare::to_lines(survey, num_columns);
-    const std::string text = pare::to_json(survey);
-    if (pare::to_json(pare::parse_survey(text, "fuzz")) != text) throw std::logic_error("the survey changes");
+    const pare::compress::Survey survey = pare::compress::parse_survey(pare::as_text(bytes), "fuzz");
+    for (const size_t num_columns : {size_t{0}, size_t{80}, size_t{1000}})
+      pare::compress::to_lines(survey, num_columns);
+    const std::string text = pare::compress::to_json(survey);
+    if (pare::compress::to_json(pare::compress::parse_survey(text, "fuzz")) != text)
+      throw std::logic_error("the survey changes");
   });
 }

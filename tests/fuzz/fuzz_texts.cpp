@@ -9,10 +9,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using Bytes = std::span<const std::byte>;
   for (const char* name : {"input.jsonl", "input.json", "input.txt"}) {
     const auto path = pare::write_fuzz_file(name, {reinterpret_cast<const char*>(data), size});
-    pare::fuzz(data, size, [&](Bytes) { pare::read_text(path); });
-    pare::fuzz(data, size, [&](Bytes) { pare::read_texts(path); });
-    pare::fuzz(data, size, [&](Bytes) { pare::read_instructions(path, 0); });
-    pare::fuzz(data, size, [&](Bytes) { pare::read_prompts(path); });
+    pare::fuzz(data, size, [&](Bytes) { pare::runtime::read_text(path); });
+    pare::fuzz(data, size, [&](Bytes) { pare::runtime::read_texts(path); });
+    pare::fuzz(data, size, [&](Bytes) { pare::runtime::read_instructions(path, 0); });
+    pare::fuzz(data, size, [&](Bytes) { pare::compress::read_prompts(path); });
   }
   return 0;
 }

@@ -9,8 +9,8 @@ namespace {
 constexpr size_t kMaxTokens = 200;
 
 // Takes short pieces of one string. Many of them are beginnings and ends of one another.
-pare::GgufVocabulary read_vocabulary(FuzzedDataProvider& input) {
-  pare::GgufVocabulary vocabulary;
+pare::runtime::GgufVocabulary read_vocabulary(FuzzedDataProvider& input) {
+  pare::runtime::GgufVocabulary vocabulary;
   vocabulary.where = "input";
   vocabulary.model = input.ConsumeBool() ? "llama" : "gpt2";
   vocabulary.pre = input.PickValueInArray({"", "llama-bpe", "smollm", "qwen2", "tekken", "olmo", "unknown"});
@@ -39,8 +39,8 @@ pare::GgufVocabulary read_vocabulary(FuzzedDataProvider& input) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return pare::fuzz(data, size, [](std::span<const std::byte> bytes) {
     FuzzedDataProvider input(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
-    const std::string file = pare::make_tokenizer_json(read_vocabulary(input));
-    const pare::Tokenizer tokenizer = pare::Tokenizer::parse(file, "input");
+    const std::string file = pare::runtime::make_tokenizer_json(read_vocabulary(input));
+    const pare::runtime::Tokenizer tokenizer = pare::runtime::Tokenizer::parse(file, "input");
     tokenizer.decode(tokenizer.encode("Hello  world's 1234\n\tna\u00efve \u4f60\u597d</s>", true), false);
     tokenizer.encode(std::string(10'000, 'a') + std::string(10'000, ' '), true);
   });

@@ -4,6 +4,7 @@
 #include "runtime/model/model_description.h"
 
 namespace pare {
+using namespace runtime;
 
 inline BlockDescription fuzz_block(int64_t num_experts) {
   constexpr int64_t kWidth = 4, kInner = 6;

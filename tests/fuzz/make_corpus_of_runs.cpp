@@ -25,6 +25,9 @@ extern "C" size_t LLVMFuzzerMutate(uint8_t*, size_t size, size_t) {
 }
 
 namespace pare {
+using namespace compress;
+using namespace distill;
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

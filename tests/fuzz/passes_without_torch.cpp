@@ -5,6 +5,7 @@
 #include "compress/recipe/reconstruct_pass.h"
 
 namespace pare {
+using namespace compress;
 namespace {
 
 template <typename Options>

@@ -4,6 +4,7 @@
 #include "runtime/format/container_format.h"
 
 namespace pare {
+using namespace runtime;
 
 inline StoredLinear zero_linear(const ContainerFormat& container, const PackScheme& scheme, int64_t num_out,
                                 int64_t num_in) {

@@ -17,6 +17,8 @@
 #include "tests/prune/plain_sparse.h"
 
 namespace pare {
+using namespace prune;
+using namespace runtime;
 namespace {
 
 AlpsResult alps_of(const at::Tensor& weight, const KeepRule& rule, const NormalizedHessian& hessian) {

@@ -20,6 +20,8 @@
 #include "tests/quant/random_layer.h"
 
 namespace pare {
+using namespace prune;
+using namespace runtime;
 namespace {
 
 std::vector<bool> bools(const at::Tensor& kept) {

@@ -7,6 +7,8 @@
 #include "tests/expect_error.h"
 
 namespace pare {
+using namespace prune;
+using namespace runtime;
 namespace {
 
 TEST(PatternText, IsReadAndWritten) {

@@ -9,6 +9,8 @@
 #include "tests/quant/random_layer.h"
 
 namespace pare {
+using namespace prune;
+using namespace runtime;
 
 using Matrix = std::vector<std::vector<double>>;
 

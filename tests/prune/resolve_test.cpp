@@ -16,6 +16,8 @@
 #include "tests/prune/plain_sparse.h"
 
 namespace pare {
+using namespace prune;
+using namespace runtime;
 namespace {
 
 // This many steps bring every row of these tests to rest.

@@ -25,6 +25,9 @@
 #include "tests/quant/random_layer.h"
 
 namespace pare {
+using namespace prune;
+using namespace quant;
+using namespace runtime;
 namespace {
 
 ColumnMask n_of_m(int64_t num_kept, int64_t group) {

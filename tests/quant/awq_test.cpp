@@ -19,6 +19,8 @@
 #include "tests/quant/random_layer.h"
 
 namespace pare {
+using namespace quant;
+using namespace runtime;
 namespace {
 
 // Returns E|x| of a normal input whose mean square is diag(H).

@@ -18,6 +18,8 @@
 #include "tests/quant/random_layer.h"
 
 namespace pare {
+using namespace quant;
+using namespace runtime;
 namespace {
 
 constexpr int64_t kNoTable = 0;

@@ -14,6 +14,7 @@
 #include <vector>
 
 namespace pare {
+using namespace quant;
 namespace {
 
 BudgetPicture example() {

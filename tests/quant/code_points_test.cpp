@@ -8,6 +8,8 @@
 #include <stdexcept>
 
 namespace pare {
+using namespace quant;
+using namespace runtime;
 namespace {
 
 // Returns the code nearest to x; of two, the even one, and of two that stand for the same value, the first.

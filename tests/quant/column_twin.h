@@ -15,6 +15,8 @@
 #include "tests/quant/random_layer.h"
 
 namespace pare {
+using namespace quant;
+using namespace runtime;
 
 using Matrix = std::vector<std::vector<double>>;
 

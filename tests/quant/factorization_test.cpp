@@ -12,6 +12,7 @@
 #include "tests/quant/random_layer.h"
 
 namespace pare {
+using namespace quant;
 namespace {
 
 at::Tensor damped_hessian(int64_t size, uint32_t seed) {

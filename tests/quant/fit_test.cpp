@@ -15,6 +15,7 @@
 #include "tests/quant/random_layer.h"
 
 namespace pare {
+using namespace quant;
 namespace {
 
 constexpr double kRidge = 0.01;

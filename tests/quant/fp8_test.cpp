@@ -11,6 +11,8 @@
 #include "quant/grid.h"
 
 namespace pare {
+using namespace quant;
+using namespace runtime;
 namespace {
 
 // Returns every finite E4M3 magnitude by the specification: subnormals m * 2^-9, normals (8 + m) * 2^(e - 10).

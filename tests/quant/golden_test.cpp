@@ -13,6 +13,8 @@
 #include "tests/places.h"
 
 namespace pare {
+using namespace quant;
+using namespace runtime;
 namespace {
 
 at::Tensor matrix_of(const nlohmann::json& integers, double unit, int64_t num_rows, int64_t num_columns) {

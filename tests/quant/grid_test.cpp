@@ -19,6 +19,8 @@
 #include "tests/quant/random_layer.h"
 
 namespace pare {
+using namespace quant;
+using namespace runtime;
 namespace {
 
 at::Tensor matrix(std::vector<float> values, int64_t num_out, int64_t num_in) {

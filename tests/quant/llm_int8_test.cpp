@@ -14,6 +14,8 @@
 #include "tests/quant/random_layer.h"
 
 namespace pare {
+using namespace quant;
+using namespace runtime;
 namespace {
 
 at::Tensor vector_of(const std::vector<float>& values) {

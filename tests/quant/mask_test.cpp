@@ -23,6 +23,8 @@
 #include "tests/quant/random_layer.h"
 
 namespace pare {
+using namespace quant;
+using namespace runtime;
 namespace {
 
 constexpr ActOrder kAllOrders[] = {ActOrder::none, ActOrder::static_groups, ActOrder::group};

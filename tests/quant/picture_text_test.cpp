@@ -9,6 +9,7 @@
 #include <vector>
 
 namespace pare {
+using namespace quant;
 namespace {
 
 std::string printed(const char* format, int precision, double value) {

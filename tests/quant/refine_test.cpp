@@ -21,6 +21,8 @@
 #include "tests/quant/random_layer.h"
 
 namespace pare {
+using namespace quant;
+using namespace runtime;
 namespace {
 
 // This many sweeps bring every row of these tests to rest.

@@ -8,6 +8,8 @@
 #include "runtime/system/interrupt.h"
 
 namespace pare {
+using namespace quant;
+using namespace runtime;
 namespace {
 
 // One layer may take minutes, so work on its rows must stop between chunks.

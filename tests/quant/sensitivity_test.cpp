@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 namespace pare {
+using namespace quant;
 namespace {
 
 TEST(Sensitivity, IsLossPerUnitOfError) {

@@ -19,6 +19,8 @@
 #include "tests/quant/random_layer.h"
 
 namespace pare {
+using namespace quant;
+using namespace runtime;
 namespace {
 
 constexpr GridOptions kW8{8, kPerChannel, true, ScaleSearch::minmax, DType::BF16};

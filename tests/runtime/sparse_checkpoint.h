@@ -11,6 +11,7 @@
 #include "tests/runtime/engine/tiny_models.h"
 
 namespace pare {
+using namespace runtime;
 
 // Keeps the two largest of every four neighbours, in plain loops.
 inline void prune_two_of_four(std::vector<float>& values) {

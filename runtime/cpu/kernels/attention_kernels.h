@@ -29,7 +29,7 @@
 #include "runtime/cpu/kernels/math_kernels.h"
 #include "runtime/cpu/ops.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr int64_t kTileKeys = 96;
@@ -523,4 +523,4 @@ void attention_join(const AttentionPartial& partials, int64_t num_partials, int6
 }
 
 }  // namespace
-}  // namespace pare
+}  // namespace pare::runtime

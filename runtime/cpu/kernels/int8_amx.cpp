@@ -4,7 +4,7 @@
 
 #include "runtime/cpu/kernels/int8_amx_kernels.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // Intel SDM volume 1, table 18-1: the palette first; bytes per row from byte 16 on, rows from byte 48 on.
@@ -48,4 +48,4 @@ const Int8Kernels& int8_kernels_amx() {
   return kernels;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -20,7 +20,7 @@
 
 #include "runtime/cpu/kernels/int8_kernels.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr int kAmxTileRows = 16;
@@ -110,4 +110,4 @@ Int8Kernels make_amx_kernels(const Int8Kernels& base) {
 }
 
 }  // namespace
-}  // namespace pare
+}  // namespace pare::runtime

@@ -18,7 +18,7 @@
 
 #include "runtime/cpu/kernels/int8_kernels.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr int kTileRows = 4;
@@ -386,4 +386,4 @@ const Int8Kernels& int8_kernels_avx2() {
   return kernels;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

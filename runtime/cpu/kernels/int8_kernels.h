@@ -32,7 +32,7 @@
 #include "runtime/cpu/kernels/linear_kernels.h"
 #include "runtime/system/isa.h"
 
-namespace pare {
+namespace pare::runtime {
 
 // Rows of activation codes begin on 64-byte lines and are padded with zeros up to a multiple of kInt8RowUnit.
 inline constexpr int64_t kInt8RowUnit = 64;
@@ -170,4 +170,4 @@ void sum_int8_panels(const PanelRun& run, int32_t* sums);
 void int8_multiply(const Int8Kernels& kernels, const Int8Weights& weights, const Int8Rows& rows, int64_t num_rows,
                    const OutlierColumns* outliers, float* y, int64_t y_stride, int num_threads);
 
-}  // namespace pare
+}  // namespace pare::runtime

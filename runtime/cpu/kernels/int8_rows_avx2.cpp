@@ -1,6 +1,6 @@
 #include "runtime/cpu/kernels/simd_avx2.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 inline void store_codes(int8_t* codes, Vec value) {
@@ -15,11 +15,11 @@ inline Vec power_below(Vec v) {
 }
 
 }  // namespace
-}  // namespace pare
+}  // namespace pare::runtime
 
 #include "runtime/cpu/kernels/int8_rows_kernels.h"
 
-namespace pare {
+namespace pare::runtime {
 
 const Int8RowKernels& int8_row_kernels_avx2() {
   return kRowKernels;
@@ -30,4 +30,4 @@ const Int8RowKernels& int8_row_kernels(Isa isa) {
   return float_isa(isa) == Isa::avx512 ? int8_row_kernels_avx512() : int8_row_kernels_avx2();
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -1,6 +1,6 @@
 #include "runtime/cpu/kernels/simd_avx512.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 inline void store_codes(int8_t* codes, Vec value) {
@@ -13,14 +13,14 @@ inline Vec power_below(Vec v) {
 }
 
 }  // namespace
-}  // namespace pare
+}  // namespace pare::runtime
 
 #include "runtime/cpu/kernels/int8_rows_kernels.h"
 
-namespace pare {
+namespace pare::runtime {
 
 const Int8RowKernels& int8_row_kernels_avx512() {
   return kRowKernels;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -10,7 +10,7 @@
 
 #include "runtime/cpu/int8_rows.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 void extremes(const float* x, int64_t n, float* low, float* high) {
@@ -81,4 +81,4 @@ void round_to_fp8(const float* x, int64_t n, float scale, float* y) {
 const Int8RowKernels kRowKernels = {extremes, codes, codes_by_factor, raise_to_magnitudes, round_to_fp8};
 
 }  // namespace
-}  // namespace pare
+}  // namespace pare::runtime

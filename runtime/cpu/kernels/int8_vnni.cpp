@@ -22,7 +22,7 @@
 
 #include "runtime/cpu/kernels/int8_kernels.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr int kRowOffset = 128;
@@ -425,4 +425,4 @@ const Int8Kernels& int8_kernels_vnni() {
   return kernels;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

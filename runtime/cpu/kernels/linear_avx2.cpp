@@ -15,7 +15,7 @@
 
 #include "runtime/cpu/kernels/linear_kernels.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr int kNumChains = 2;
@@ -516,4 +516,4 @@ const LinearKernels& linear_kernels_avx2() {
   return kernels;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -28,7 +28,7 @@
 
 #include "runtime/cpu/kernels/linear_kernels.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr int kNumChains = 4;
@@ -527,4 +527,4 @@ const LinearKernels& linear_kernels_avx512() {
   return kernels;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -38,7 +38,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace pare {
+namespace pare::runtime {
 
 inline constexpr int64_t kPanel = 16;
 // The bytes after the last panel that kernels of packed linears may read and ignore.
@@ -144,4 +144,4 @@ void pack_strip(const float* x, int64_t x_stride, int64_t num_rows, int64_t num_
 const LinearKernels& linear_kernels_avx2();
 const LinearKernels& linear_kernels_avx512();
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -4,7 +4,7 @@
 // points); "fit" is their error before float32 rounding. NaN gives NaN. Oracle: <cmath> in double, in backend_test.cpp.
 #pragma once
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // Returns max(lowest, min(highest, x)), or NaN for NaN.
@@ -94,4 +94,4 @@ inline Vec erf(Vec x) {
 }
 
 }  // namespace
-}  // namespace pare
+}  // namespace pare::runtime

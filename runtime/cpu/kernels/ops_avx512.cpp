@@ -4,7 +4,7 @@
 #include "runtime/cpu/kernels/attention_kernels.h"
 #include "runtime/cpu/kernels/ops_kernels.h"
 
-namespace pare {
+namespace pare::runtime {
 
 const OpKernels& op_kernels_avx512() {
   static constexpr OpKernels kKernels = {
@@ -27,4 +27,4 @@ const OpKernels& op_kernels_avx512() {
   return kKernels;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -7,7 +7,7 @@
 #include "runtime/cpu/kernels/math_kernels.h"
 #include "runtime/cpu/ops.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // Returns 1 / sqrt(mean(v^2) + epsilon). Four chains of partial sums, each (width / 4 lanes) long.
@@ -208,4 +208,4 @@ CompareSums compare_sums(const float* a, const float* b, int64_t size, float max
 }
 
 }  // namespace
-}  // namespace pare
+}  // namespace pare::runtime

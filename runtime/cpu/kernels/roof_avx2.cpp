@@ -6,7 +6,7 @@
 
 #include "runtime/cpu/kernels/roof_kernels.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 // Twelve independent chains hide an FMA latency of 4 or 5 cycles at two per cycle.
@@ -50,4 +50,4 @@ const RoofKernels& roof_kernels_avx2() {
   return kernels;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

@@ -10,7 +10,7 @@
 
 #include "runtime/cpu/kernels/roof_kernels.h"
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr int kNumChains = 24;
@@ -56,4 +56,4 @@ const RoofKernels& roof_kernels_avx512() {
   return kernels;
 }
 
-}  // namespace pare
+}  // namespace pare::runtime

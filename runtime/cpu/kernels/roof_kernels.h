@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace pare {
+namespace pare::runtime {
 
 struct RoofKernels {
   // Runs num_rounds rounds of flops_per_round floating-point operations in registers. Returns a value that depends on
@@ -18,4 +18,4 @@ struct RoofKernels {
 const RoofKernels& roof_kernels_avx2();
 const RoofKernels& roof_kernels_avx512();
 
-}  // namespace pare
+}  // namespace pare::runtime

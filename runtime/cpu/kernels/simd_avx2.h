@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr int64_t kLanes = 8;
@@ -161,4 +161,4 @@ struct WideSum {
 };
 
 }  // namespace
-}  // namespace pare
+}  // namespace pare::runtime

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace pare {
+namespace pare::runtime {
 namespace {
 
 constexpr int64_t kLanes = 16;
@@ -158,4 +158,4 @@ struct WideSum {
 };
 
 }  // namespace
-}  // namespace pare
+}  // namespace pare::runtime

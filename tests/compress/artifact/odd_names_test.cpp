@@ -12,6 +12,8 @@
 #include "tests/places.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

@@ -15,6 +15,7 @@
 #include "tests/expect_error.h"
 
 namespace pare {
+using namespace compress;
 namespace {
 
 constexpr double kScale = 0.37;

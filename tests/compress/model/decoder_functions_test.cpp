@@ -19,6 +19,8 @@
 #include "tests/places.h"
 
 namespace pare {
+using namespace compress;
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

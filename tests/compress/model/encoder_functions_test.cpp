@@ -10,6 +10,8 @@
 #include "tests/runtime/engine/tiny_encoder.h"
 
 namespace pare {
+using namespace compress;
+using namespace runtime;
 namespace {
 
 int64_t most_bytes(const EncoderBlock& block, int64_t num_tokens, int64_t width, int64_t inner) {

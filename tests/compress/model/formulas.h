@@ -22,6 +22,8 @@
 #include "compress/model/stage_products.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace runtime;
 
 inline constexpr double kEpsilon = 1e-5;
 

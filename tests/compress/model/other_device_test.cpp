@@ -27,6 +27,8 @@
 #include "tests/runtime/engine/tiny_encoder.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace runtime;
 namespace {
 
 // What tensors of the device take for an address is so much higher than where their values are: beyond what a process

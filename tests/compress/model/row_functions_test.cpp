@@ -16,6 +16,8 @@
 #include "tests/expect_error.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace runtime;
 namespace {
 
 TEST(RowFunctions, NormsEqualTheFormulaAndItsGradients) {

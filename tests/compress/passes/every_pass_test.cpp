@@ -9,6 +9,7 @@
 #include "tests/compress/run_pare.h"
 
 namespace pare::test {
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

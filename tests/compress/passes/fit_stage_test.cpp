@@ -29,6 +29,9 @@
 #include "tests/places.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace quant;
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

@@ -21,6 +21,9 @@
 #include "tests/places.h"
 
 namespace pare {
+using namespace compress;
+using namespace quant;
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

@@ -11,6 +11,9 @@
 #include <cmath>
 
 namespace pare {
+using namespace compress;
+using namespace quant;
+using namespace runtime;
 namespace {
 
 // Returns the statistics of a layer with 4 inputs in [-3, 5].

@@ -16,6 +16,10 @@
 #include "tests/runtime/engine/tiny_encoder.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace prune;
+using namespace quant;
+using namespace runtime;
 namespace {
 
 std::filesystem::path model_path(const std::string& name) {

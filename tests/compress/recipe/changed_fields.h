@@ -8,6 +8,7 @@
 #include "runtime/format/fields.h"
 
 namespace pare::test {
+using namespace runtime;
 
 // Returns another value of the same kind. For an enumeration it is the next value.
 inline NamedField changed(NamedField field) {

@@ -9,6 +9,8 @@
 #include "runtime/evaluate/evaluation.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace runtime;
 namespace {
 
 // Of the command alone, or with the same meaning for every command.

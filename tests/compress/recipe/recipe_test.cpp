@@ -14,6 +14,9 @@
 #include "tests/places.h"
 
 namespace pare {
+using namespace compress;
+using namespace quant;
+using namespace runtime;
 namespace {
 
 const std::string kGood = R"(model: models/m

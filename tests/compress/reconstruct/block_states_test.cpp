@@ -10,6 +10,8 @@
 #include "tests/expect_error.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace runtime;
 namespace {
 
 class BlockStates : public testing::TestWithParam<const char*> {

@@ -21,6 +21,10 @@
 #include "tests/places.h"
 
 namespace pare {
+using namespace compress;
+using namespace prune;
+using namespace quant;
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

@@ -19,6 +19,8 @@
 #include "tests/runtime/engine/tiny_encoder.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

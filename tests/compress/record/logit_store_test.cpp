@@ -20,6 +20,9 @@
 #include "tests/expect_error.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace distill;
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

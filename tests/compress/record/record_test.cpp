@@ -24,6 +24,9 @@
 #include "tests/places.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace distill;
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

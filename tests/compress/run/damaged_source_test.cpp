@@ -10,6 +10,7 @@
 #include "tests/runtime/engine/tiny_models.h"
 
 namespace pare::test {
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

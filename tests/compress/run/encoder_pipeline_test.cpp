@@ -16,6 +16,7 @@
 #include "tests/runtime/engine/tiny_encoder.h"
 
 namespace pare::test {
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

@@ -13,6 +13,7 @@
 #include "tests/runtime/engine/tiny_models.h"
 
 namespace pare::test {
+using namespace compress;
 namespace {
 
 namespace fs = std::filesystem;

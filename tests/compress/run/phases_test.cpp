@@ -9,6 +9,7 @@
 #include "tests/compress/run/train_model_fixture.h"
 
 namespace pare::test {
+using namespace runtime;
 namespace {
 
 class Phases : public TrainModel {

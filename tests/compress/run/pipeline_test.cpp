@@ -26,6 +26,7 @@
 #include "tests/small_disk.h"
 
 namespace pare::test {
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

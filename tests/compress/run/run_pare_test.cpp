@@ -20,6 +20,7 @@
 #include "runtime/system/sha256.h"
 
 namespace pare::test {
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

@@ -9,6 +9,7 @@
 #include "tests/places.h"
 
 namespace pare::test {
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

@@ -22,6 +22,7 @@
 #include "tests/places.h"
 
 namespace pare::test {
+using namespace runtime;
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;

@@ -11,6 +11,7 @@
 #include "tests/small_disk.h"
 
 namespace pare::test {
+using namespace runtime;
 namespace {
 
 TEST_F(TrainModel, AStudentOfFewerLayersLearnsFromItsTeacher) {

@@ -7,6 +7,10 @@
 #include "tests/expect_error.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace prune;
+using namespace quant;
+using namespace runtime;
 namespace {
 
 TEST(TrainRecipe, WhatCannotFollowIsSaidWithItsLine) {

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 namespace pare::test {
+using namespace runtime;
 namespace {
 
 // Traced runs are quiet, because lines of progress depend on the clock and count as calls.

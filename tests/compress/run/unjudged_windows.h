@@ -9,6 +9,7 @@
 #include "tests/compress/run_pare.h"
 
 namespace pare::test {
+using namespace runtime;
 
 // Writes the tokens of a family's windows to `path`, and a tokenizer.json into the model's folder.
 inline void write_unjudged_windows(const std::filesystem::path& path, const std::filesystem::path& model,

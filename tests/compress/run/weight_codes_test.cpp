@@ -15,6 +15,9 @@
 #include "tests/expect_error.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace quant;
+using namespace runtime;
 namespace {
 
 const GridOptions& grid_of(const Recipe& recipe) {

@@ -7,6 +7,8 @@
 #include "tests/expect_error.h"
 
 namespace pare {
+using namespace compress;
+using namespace runtime;
 namespace {
 
 const std::string kText = "calibration: {text: t}\n";

@@ -18,6 +18,8 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace compress;
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

@@ -23,6 +23,9 @@
 #include "tests/compress/walk/plain_forward.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace quant;
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

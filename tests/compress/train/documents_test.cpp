@@ -12,6 +12,9 @@
 #include "tests/places.h"
 
 namespace pare {
+using namespace compress;
+using namespace distill;
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

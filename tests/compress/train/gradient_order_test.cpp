@@ -10,6 +10,7 @@
 #include <vector>
 
 namespace pare {
+using namespace compress;
 namespace {
 
 // The later a micro-batch comes in the order, the earlier it is ready.

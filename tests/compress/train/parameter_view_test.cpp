@@ -15,6 +15,8 @@
 #include "tests/expect_error.h"
 
 namespace pare {
+using namespace compress;
+using namespace runtime;
 namespace {
 
 at::Tensor draw(at::IntArrayRef shape, uint64_t seed) {

@@ -10,6 +10,8 @@
 #include "tests/expect_error.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace runtime;
 namespace {
 
 const DistillOptions& distill_of(const Recipe& recipe) {

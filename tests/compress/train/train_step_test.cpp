@@ -18,6 +18,11 @@
 #include "tests/places.h"
 
 namespace pare {
+using namespace compress;
+using namespace distill;
+using namespace prune;
+using namespace quant;
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

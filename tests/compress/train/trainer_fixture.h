@@ -18,6 +18,9 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace compress;
+using namespace distill;
+using namespace runtime;
 
 namespace fs = std::filesystem;
 

@@ -18,6 +18,9 @@
 #include "tests/expect_error.h"
 
 namespace pare {
+using namespace compress;
+using namespace distill;
+using namespace runtime;
 namespace {
 
 TEST(WindowsOfStep, EveryEpochTakesEachWindowOnce) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 namespace pare {
+using namespace compress;
 namespace {
 
 // A comma follows each value but the last of a line. Every number must read back as it was.

@@ -19,6 +19,8 @@
 #include "tests/expect_error.h"
 
 namespace pare {
+using namespace compress;
+using namespace runtime;
 namespace {
 
 class TrainingStates : public Trainer {};

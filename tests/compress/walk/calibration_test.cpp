@@ -16,6 +16,8 @@
 #include "compress/walk/hidden_store.h"
 
 namespace pare {
+using namespace compress;
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

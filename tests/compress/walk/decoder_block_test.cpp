@@ -22,6 +22,9 @@
 #include "tests/places.h"
 
 namespace pare {
+using namespace compress;
+using namespace quant;
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;
@@ -107,8 +110,8 @@ TEST_P(Family, LogitsEqualThoseOfTheRuntime) {
   }
 }
 
-// What is said must be enough for any block, rounded or not, in place and stage by stage, and not much more. In place or
-// not, the bits are the same.
+// What is said must be enough for any block, rounded or not, in place and stage by stage, and not much more. The bits
+// are the same either way.
 TEST_P(Family, BlocksTakeTheMemoryThatIsSaid) {
   const at::NoGradGuard no_grad;
   const SingleThreadedTorch guard(1);

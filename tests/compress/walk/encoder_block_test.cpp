@@ -12,6 +12,8 @@
 #include "tests/runtime/engine/tiny_encoder.h"
 
 namespace pare {
+using namespace compress;
+using namespace runtime;
 namespace {
 
 constexpr double kTolerance = 5e-5;  // the tolerance of tests/runtime/engine/encoder_test.cpp

@@ -25,6 +25,8 @@
 #include "tests/expect_error.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

@@ -21,6 +21,8 @@
 #include "tests/compress/run_pare.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

@@ -9,6 +9,8 @@
 #include "runtime/model/checkpoint.h"
 
 namespace pare::test {
+using namespace compress;
+using namespace runtime;
 
 class PlainForward {
  public:

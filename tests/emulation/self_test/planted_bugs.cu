@@ -3,6 +3,7 @@
 #include "runtime/cuda/device.cuh"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;

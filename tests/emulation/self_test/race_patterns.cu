@@ -3,6 +3,7 @@
 #include "runtime/cuda/device.cuh"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 __device__ __forceinline__ int thread() {

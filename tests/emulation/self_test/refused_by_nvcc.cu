@@ -2,6 +2,7 @@
 #include "tests/emulation/self_test/micro_kernels.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 __global__ void too_much_shared_memory(int* memory) {

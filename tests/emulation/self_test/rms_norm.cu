@@ -6,6 +6,7 @@
 #include "runtime/cuda/device.cuh"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 constexpr int kThreads = 128;

@@ -12,6 +12,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 const std::filesystem::path kStories = std::filesystem::path(kSourceFolder) / "calibration_data/stories260k";

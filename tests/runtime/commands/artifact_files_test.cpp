@@ -14,6 +14,7 @@
 #include "tests/runtime/engine/tiny_encoder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 class ArtifactFiles : public PareRuntime {

@@ -7,6 +7,7 @@
 #include "tests/runtime/engine/tiny_models.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 class Bench : public testing::Test {

@@ -14,6 +14,7 @@
 #include "tests/runtime/commands/pare_runtime.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 // --- The parser, on a table of the test's own ---

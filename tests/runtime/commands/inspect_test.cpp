@@ -9,6 +9,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 // Counted by hand from config.json: 7 linears per block. q and o are [64, 64], k and v are [kv heads * 16, 64], and

@@ -16,6 +16,7 @@
 #include "tests/runtime/commands/pare_runtime.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 // When a program that reads a .gguf is killed at any moment, it leaves links at most, and the next program removes

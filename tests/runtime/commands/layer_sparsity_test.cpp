@@ -8,6 +8,7 @@
 #include <span>
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 constexpr int64_t kRows = 96, kColumns = 128;

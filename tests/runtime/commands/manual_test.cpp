@@ -5,6 +5,7 @@
 #include "runtime/commands/completions.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 // Returns a program whose texts contain the special characters of roff and of shells.

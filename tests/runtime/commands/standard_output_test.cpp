@@ -16,6 +16,7 @@
 #include "tests/runtime/commands/pare_runtime.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 class StandardOutputOf : public PareRuntime {

@@ -14,6 +14,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 class Verify : public testing::Test {

@@ -15,6 +15,7 @@
 #include "tests/places.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 using Json = nlohmann::json;

@@ -14,6 +14,7 @@
 #include "tests/places.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 struct PackedCase {

@@ -18,6 +18,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 QuantizedWeight random_weight(std::mt19937& generator, int bits, bool in_groups, bool symmetric, DType scale_dtype) {

@@ -16,6 +16,7 @@
 #include "tests/expect_error.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 using Json = nlohmann::json;

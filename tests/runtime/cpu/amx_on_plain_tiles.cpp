@@ -7,6 +7,7 @@
 #include "tests/runtime/cpu/plain_tiles.h"
 
 namespace pare {
+using namespace runtime;
 
 bool request_amx() {
   return true;

@@ -12,6 +12,7 @@
 #include "tests/runtime/system/on_each_isa.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 struct AttentionInput {

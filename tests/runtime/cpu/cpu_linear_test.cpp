@@ -24,6 +24,7 @@
 #include "runtime/cpu/packed_linear.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 constexpr int64_t kRowCounts[] = {1, 2, 3, 4, 5, 8, 11, 12, 13, 31, 64, 65};

@@ -21,6 +21,7 @@
 #include "tests/runtime/cpu/plain_tiles.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 constexpr int64_t kRowCounts[] = {1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 70};

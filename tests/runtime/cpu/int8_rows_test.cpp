@@ -13,6 +13,7 @@
 #include "runtime/cpu/int8_rows.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 constexpr int64_t kLengths[] = {1, 7, 8, 9, 15, 16, 17, 31, 64, 100, 576, 1000};

@@ -18,6 +18,7 @@
 #include "tests/expect_error.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 TEST(FirstException, TheFirstOfManyLeavesTheRegion) {

@@ -8,6 +8,7 @@
 #include "runtime/engine/backend.h"
 
 namespace pare {
+using namespace runtime;
 
 inline std::unique_ptr<PackedLinear> pack_floats(Backend& backend, const std::vector<float>& weight_OI, int64_t num_out,
                                                  int64_t num_in, const std::vector<float>& bias_O = {}) {

@@ -7,6 +7,7 @@
 #include "runtime/system/isa.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 TEST(Roof, IsMeasuredAndRefusesNonsense) {

@@ -14,6 +14,7 @@
 #include "tests/runtime/cpu/guarded_floats.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 struct NamedFormat {

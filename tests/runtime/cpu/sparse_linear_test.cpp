@@ -18,6 +18,7 @@
 #include "tests/runtime/cpu/guarded_floats.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 constexpr double kExtraTerms = 16;

@@ -15,6 +15,7 @@
 #include "tests/runtime/system/on_each_isa.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 class CpuBackendTest : public OnEachIsa {};

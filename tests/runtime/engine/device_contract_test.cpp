@@ -11,6 +11,7 @@
 #include "tests/runtime/engine/tiny_models.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 const std::filesystem::path kStories = std::filesystem::path(kSourceFolder) / "calibration_data/stories260k";

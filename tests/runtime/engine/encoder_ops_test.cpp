@@ -8,6 +8,7 @@
 #include "tests/runtime/system/on_each_isa.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 class EncoderOps : public OnEachIsa {};

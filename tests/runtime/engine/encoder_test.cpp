@@ -13,6 +13,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 class EncoderBackends : public testing::TestWithParam<std::string> {

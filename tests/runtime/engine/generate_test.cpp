@@ -17,6 +17,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 // These are the first outputs of the published splitmix64 for seed 1234567.

@@ -9,6 +9,7 @@
 #include "tests/runtime/engine/tiny_models.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 class GenerateTogether : public testing::Test {

@@ -18,6 +18,7 @@
 #include "runtime/engine/backend.h"
 
 namespace pare {
+using namespace runtime;
 
 class GuardedBackend final : public Backend {
  public:

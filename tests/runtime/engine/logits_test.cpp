@@ -13,6 +13,7 @@
 #include "tests/runtime/system/on_each_isa.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 std::vector<float> random_multiples(int64_t size, uint32_t seed, int range, float step) {

@@ -12,6 +12,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 std::vector<int32_t> random_ids(int64_t num, int64_t vocabulary_size, uint32_t seed) {

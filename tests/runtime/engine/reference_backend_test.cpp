@@ -11,6 +11,7 @@
 #include "tests/runtime/cpu/packed_floats.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 RopeTable small_rope_table(int64_t head_size, int64_t num_positions) {

@@ -20,6 +20,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 constexpr double kFlips = 0.5;

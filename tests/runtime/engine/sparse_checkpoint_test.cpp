@@ -7,6 +7,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 // On these models, float32 forwards that sum in different orders differ by a few 1e-6 of the largest logit

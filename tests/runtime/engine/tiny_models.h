@@ -20,6 +20,7 @@
 #include "tests/runtime/engine/guarded_backend.h"
 
 namespace pare {
+using namespace runtime;
 
 inline std::filesystem::path family_path(const std::string& family) {
   return std::filesystem::path(kSourceFolder) / "tests/golden/families" / family;

@@ -12,6 +12,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 // The agreement with transformers that the project promises in float32: relative to the largest logit, over all rows

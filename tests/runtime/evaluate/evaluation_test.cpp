@@ -7,6 +7,7 @@
 #include "tests/places.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 constexpr EvaluationExtent kWindows = {.reference = true,

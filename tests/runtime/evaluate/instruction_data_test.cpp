@@ -10,6 +10,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 class InstructionFile : public testing::Test {

@@ -12,6 +12,7 @@
 #include "tests/runtime/engine/tiny_models.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 const std::string kData = std::string(kSourceFolder) + "/calibration_data/";

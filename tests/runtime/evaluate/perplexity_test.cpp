@@ -12,6 +12,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 // Returns log softmax of one row of logits, in double.

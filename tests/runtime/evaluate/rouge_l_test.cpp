@@ -12,6 +12,7 @@
 #include "tests/runtime/engine/tiny_models.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 using Words = std::vector<std::string>;

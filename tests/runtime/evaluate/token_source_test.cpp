@@ -7,6 +7,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 // Characters a to e are the ids 1 to 5, and every other one is 0. The template puts 6 before the text.

@@ -12,6 +12,7 @@
 #include "tests/places.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 const std::string kGolden = std::string(kSourceFolder) + "/tests/golden/gguf/";

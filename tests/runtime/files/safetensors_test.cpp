@@ -13,6 +13,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 const std::filesystem::path kGolden = std::filesystem::path(kSourceFolder) / "tests/golden/formats";

@@ -8,6 +8,7 @@
 #include "tests/expect_error.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 std::vector<int32_t> pack(const std::vector<uint8_t>& codes, int bits) {

@@ -11,6 +11,7 @@
 #include "tests/expect_error.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 // Returns the value of a small float by its definition, IEEE 754 section 3.4, in double arithmetic (exact for both

@@ -7,6 +7,7 @@
 #include <set>
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 enum class Color { red, green, blue };

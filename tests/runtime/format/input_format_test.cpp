@@ -22,6 +22,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();

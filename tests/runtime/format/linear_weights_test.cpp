@@ -10,6 +10,7 @@
 #include "tests/expect_error.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 QuantizedWeight random_weight(int64_t num_out, int64_t num_in, int bits, int64_t group_size, bool symmetric,

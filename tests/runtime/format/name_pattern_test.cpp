@@ -13,6 +13,7 @@
 #include "tests/expect_error.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 bool matches(const std::string& pattern, const std::string& name) {

@@ -12,6 +12,7 @@
 #include "tests/expect_error.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 TEST(WeightCode, E2m1IsSignExponentAndMantissa) {

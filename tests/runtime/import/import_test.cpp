@@ -23,6 +23,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 const std::string kGolden = std::string(kSourceFolder) + "/tests/golden/";

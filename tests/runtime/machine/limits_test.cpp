@@ -13,6 +13,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 constexpr int64_t kMiB = 1 << 20;

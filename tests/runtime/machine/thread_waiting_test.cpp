@@ -18,6 +18,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 constexpr int64_t kMs = 1'000'000;

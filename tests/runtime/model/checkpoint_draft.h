@@ -16,6 +16,7 @@
 #include "tests/places.h"
 
 namespace pare::test {
+using namespace runtime;
 
 using Json = nlohmann::json;
 namespace fs = std::filesystem;

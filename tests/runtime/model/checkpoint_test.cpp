@@ -24,6 +24,7 @@
 #include "tests/runtime/model/checkpoint_draft.h"
 
 namespace pare::test {
+using namespace runtime;
 namespace {
 
 // --- Valid checkpoints ---

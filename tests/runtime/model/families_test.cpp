@@ -10,6 +10,7 @@
 #include "tests/runtime/engine/tiny_models.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 std::string in_order(const std::set<std::string>& names) {

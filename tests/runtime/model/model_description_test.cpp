@@ -12,6 +12,7 @@
 #include <sstream>
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 using Json = nlohmann::json;

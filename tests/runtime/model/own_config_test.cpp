@@ -13,6 +13,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 using Json = nlohmann::json;

@@ -17,6 +17,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;

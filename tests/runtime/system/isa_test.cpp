@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 TEST(Isa, NamesAreReadBack) {

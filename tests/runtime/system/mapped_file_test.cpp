@@ -20,6 +20,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 std::string text_of(const MappedFile& file) {

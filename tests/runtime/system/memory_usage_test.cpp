@@ -7,6 +7,7 @@
 #include <thread>
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 constexpr int64_t kMiB = 1 << 20;

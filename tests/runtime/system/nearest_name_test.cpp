@@ -5,6 +5,7 @@
 #include <vector>
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 TEST(EditDistance, CountsInsertionsDeletionsSubstitutionsAndSwaps) {

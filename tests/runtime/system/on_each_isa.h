@@ -10,6 +10,7 @@
 #include "runtime/system/isa.h"
 
 namespace pare {
+using namespace runtime;
 
 class OnEachIsa : public testing::TestWithParam<Isa> {
  protected:

@@ -8,6 +8,7 @@
 #include <thread>
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 // A buffer that one thread writes and another reads.

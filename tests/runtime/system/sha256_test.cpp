@@ -12,6 +12,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 std::string hash_of(std::string_view text) {

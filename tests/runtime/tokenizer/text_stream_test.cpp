@@ -8,6 +8,7 @@
 #include "tests/runtime/tokenizer/tokenizer_oracle.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 // Expects that the returned text is a prefix of the final text after every token, and all of it at the end.

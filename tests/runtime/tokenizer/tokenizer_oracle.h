@@ -18,6 +18,7 @@
 #include "tests/temporary_folder.h"
 
 namespace pare {
+using namespace runtime;
 
 inline std::filesystem::path tokenizer_golden(const std::string& name) {
   return std::filesystem::path(kSourceFolder) / "tests/golden/tokenizers" / name;

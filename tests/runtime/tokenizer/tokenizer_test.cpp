@@ -14,6 +14,7 @@
 #include "tests/runtime/tokenizer/tokenizer_oracle.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 std::string wikitext() {

@@ -10,6 +10,7 @@
 #include "tests/runtime/tokenizer/tokenizer_oracle.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 using Ids = std::vector<int32_t>;
