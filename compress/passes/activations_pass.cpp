@@ -7,8 +7,7 @@ namespace pare::compress {
 
 std::optional<InputScaling> apply_activations(StageState& stage, const SteppedLayers& layers) {
   const auto& shared = shared_options<ActivationsPass>(layers);
-  stage.input_scale_dtype = shared.scale_dtype;
-  stage.input = resolved_input(shared.activations, stage.statistics, stage.input_scale_dtype);
+  set_input(shared.activations, shared.scale_dtype, stage);
   return std::nullopt;
 }
 

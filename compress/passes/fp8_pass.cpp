@@ -9,8 +9,7 @@ namespace pare::compress {
 
 std::optional<InputScaling> apply_fp8(StageState& stage, const SteppedLayers& layers) {
   const auto& shared = shared_options<Fp8Pass>(layers);
-  stage.input_scale_dtype = shared.scale_dtype;
-  stage.input = resolved_input(shared.activations, stage.statistics, stage.input_scale_dtype);
+  set_input(shared.activations, shared.scale_dtype, stage);
   for_each_layer(layers, [&](LayerState& layer, const PassOptions& options) {
     const auto& pass = static_cast<const Fp8Pass&>(options);
     layer.stored = quant::quantize_fp8(layer.weight_OI, pass.per_tensor, pass.scale_dtype);

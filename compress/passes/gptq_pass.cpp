@@ -69,8 +69,7 @@ void round_layer(StageState& stage, const quant::GptqFactor& factor, GptqPass pa
 
 std::optional<InputScaling> apply_gptq(StageState& stage, const SteppedLayers& layers) {
   const auto& shared = shared_options<GptqPass>(layers);
-  stage.input_scale_dtype = shared.gptq.grid.scale_dtype;
-  stage.input = resolved_input(shared.activations, stage.statistics, stage.input_scale_dtype);
+  set_input(shared.activations, shared.gptq.grid.scale_dtype, stage);
   const bool chooses_in_loop = shared.chooser == prune::MaskChooser::sweep || stage.is_unseen();
   if (!chooses_in_loop) choose_masks(stage, shared, layers);
   const float tensor_scale = shared_tensor_scale(layers);

@@ -9,8 +9,7 @@ namespace pare::compress {
 
 std::optional<InputScaling> apply_rtn(StageState& stage, const SteppedLayers& layers) {
   const auto& shared = shared_options<RtnPass>(layers);
-  stage.input_scale_dtype = shared.rounding.scale_dtype;
-  stage.input = resolved_input(shared.activations, stage.statistics, stage.input_scale_dtype);
+  set_input(shared.activations, shared.rounding.scale_dtype, stage);
   const float tensor_scale = shared_tensor_scale(layers);
   for_each_layer(layers, [&](LayerState& layer, const PassOptions& options) {
     RtnPass pass = static_cast<const RtnPass&>(options);

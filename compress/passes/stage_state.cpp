@@ -95,11 +95,15 @@ at::Tensor absmax(const LayerStatistics& statistics) {
 
 runtime::InputFormat resolved_input(const runtime::InputFormat& wanted, const LayerStatistics& statistics,
                                     runtime::DType scale_dtype) {
-  if (wanted.is_plain() || wanted.range != runtime::InputRange::static_) return wanted;
+  if (!wanted.has_stored_scale()) return wanted;
   if (!statistics.min_I.defined()) throw std::invalid_argument("a static range needs calibration statistics");
   runtime::InputFormat format = wanted;
   const runtime::InputExtremes extremes{std::min(0.0f, statistics.min_I.min().item<float>()),
                                         std::max(0.0f, statistics.max_I.max().item<float>())};
+  if (format.type == runtime::InputType::nvfp4) {
+    format.scale = quant::tensor_scale_for(runtime::kNvfp4Code, std::max(-extremes.low, extremes.high));
+    return format;
+  }
   format.range = runtime::InputRange::token;
   const runtime::InputGrid grid = runtime::input_grid(format, extremes);
   format.range = runtime::InputRange::static_;
@@ -108,6 +112,11 @@ runtime::InputFormat resolved_input(const runtime::InputFormat& wanted, const La
     format.zero = static_cast<int>(std::rint(std::clamp(-128.0f - extremes.low / format.scale, -128.0f, 127.0f)));
   }
   return format;
+}
+
+void set_input(const runtime::InputFormat& format, runtime::DType scale_dtype, StageState& stage) {
+  stage.input_scale_dtype = input_scale_dtype(format, scale_dtype);
+  stage.input = resolved_input(format, stage.statistics, stage.input_scale_dtype);
 }
 
 float shared_tensor_scale(const SteppedLayers& layers) {

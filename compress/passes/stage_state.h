@@ -108,10 +108,12 @@ const Options& shared_options(const SteppedLayers& layers) {
 }
 
 // Returns the input's format completed with what calibration knows: the scale of a fixed range, rounded to scale_dtype,
-// and the zero that follows from it. Formats that need no range accept statistics without ranges. Throws
-// std::invalid_argument for formats that do need one.
+// and the zero that follows from it; of nvfp4 its factor, in float32. Formats that need no range accept statistics
+// without ranges. Throws std::invalid_argument for formats that do need one.
 runtime::InputFormat resolved_input(const runtime::InputFormat& format, const LayerStatistics& statistics,
                                     runtime::DType scale_dtype);
+// Makes that the format of the stage's input. scale_dtype is the type of the weights' scales.
+void set_input(const runtime::InputFormat& format, runtime::DType scale_dtype, StageState& stage);
 // Returns max|x_i| over all calibration tokens, float32 [I].
 at::Tensor absmax(const LayerStatistics& statistics);
 

@@ -66,7 +66,7 @@ Sizes measure_sizes(const RunPlan& plan, const runtime::Checkpoint& checkpoint, 
   const auto replace = [&](const runtime::LinearDescription& linear, const runtime::PackScheme& scheme,
                            runtime::DType scale_dtype) {
     const runtime::StoredExtent extent{.scale_dtype = scale_dtype,
-                                       .input_scale_dtype = scale_dtype,
+                                       .input_scale_dtype = input_scale_dtype(scheme.input, scale_dtype),
                                        .num_outlier_columns = expected_outlier_columns(scheme, linear.num_in),
                                        .outlier_dtype = checkpoint.tensor(linear.name + ".weight").dtype,
                                        .dense_dtype = checkpoint.tensor(linear.name + ".weight").dtype};

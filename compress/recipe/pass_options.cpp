@@ -34,24 +34,38 @@ void visit_activations(runtime::FieldVisitor& visit, runtime::InputFormat& forma
   ActivationsOption activations{format, choices};
   visit("activations", activations,
         "The inputs of linears are rounded as well. A type alone stands for a map with that type, as `activations: " +
-            std::string(runtime::name_of(choices.types.back())) + "`.");
+            std::string(runtime::name_of(choices.types.size() > 1 ? choices.types[1] : choices.types.front())) + "`.");
 }
 
-const runtime::InputChoices& int8_or_none() {
-  static const runtime::InputChoices kChoices = {.types = {runtime::InputType::plain, runtime::InputType::int8}};
+const runtime::InputChoices& choices_beside_codes() {
+  static const runtime::InputChoices kChoices = {
+      .types = {runtime::InputType::plain, runtime::InputType::int8, runtime::InputType::nvfp4}};
   return kChoices;
 }
+
+constexpr const char* kNvfp4Alone =
+    "nvfp4 inputs have a range for every 16 of a token and no zero points: leave 'range' and 'symmetric' out";
 
 // What `activations:` says, once it is read. A map says how and leaves the type to the pass.
 void check_activations(const PassCheck& check, runtime::InputType type, runtime::InputFormat& format) {
   if (check.is_map("activations") && !check.was_given("activations.type")) format.type = type;
+  if (format.type == runtime::InputType::nvfp4) {
+    for (const char* const key : {"activations.range", "activations.symmetric"}) {
+      if (check.was_given(key)) check.fail(key, kNvfp4Alone);
+    }
+    format.range = runtime::InputRange::token;  // those of an override may be the pass's
+    format.symmetric = true;
+    check.require_calibration("activations", "the factor of nvfp4 inputs is measured on calibration data",
+                              "leave 'activations' out");
+    return;
+  }
   if (format.range == runtime::InputRange::static_) {
     check.require_calibration("activations", "a static range is measured on calibration data", "use token or tensor");
   }
 }
 
 StatisticsNeed need_of(const runtime::InputFormat& activations) {
-  return activations.range == runtime::InputRange::static_ ? StatisticsNeed::hessian_diagonal : StatisticsNeed::none;
+  return activations.has_stored_scale() ? StatisticsNeed::hessian_diagonal : StatisticsNeed::none;
 }
 
 std::string group_words(int64_t group_size) {
@@ -96,7 +110,7 @@ void PassOptions::settle(const std::string&, const std::function<int(std::string
 void PassOptions::check_layer(const std::string&, int64_t, int64_t) const {}
 
 bool PassOptions::needs_range() const {
-  return input() != nullptr && input()->range == runtime::InputRange::static_;
+  return input() != nullptr && input()->has_stored_scale();
 }
 
 std::string PassOptions::why_not_before(const PassOptions& rounding, std::string_view key) const {
@@ -214,6 +228,13 @@ void GridPass<Options>::check(const PassCheck& check) {
 template <typename Options>
 void GridPass<Options>::check_layer(const std::string& layer, int64_t num_out, int64_t num_in) const {
   const quant::GridOptions& grid = *static_cast<const PassOptions&>(*this).grid();
+  if (activations.type == runtime::InputType::nvfp4 && grid.code != &runtime::kNvfp4Code) {
+    throw std::invalid_argument("layer " + layer +
+                                ": nvfp4 inputs go with nvfp4 weights, found 'code: " + std::string(grid.code->name) +
+                                "': give 'code: nvfp4', or leave 'activations' out. For such layers alone, put "
+                                "'layers: {override: {\"" +
+                                pattern_of_all_blocks(layer) + "\": {activations: none}}}' beside the pass's name");
+  }
   if (grid.group_size == runtime::kPerChannel) return;
   if (grid.per_tensor) {
     throw std::invalid_argument("layer " + layer + ": per_tensor leaves no room for groups of " +
@@ -293,14 +314,14 @@ void RtnPass::fields(runtime::FieldVisitor& visit) {
   rounding.fields(visit);
   refine.fields(visit);
   fitting.fields(visit);
-  visit_activations(visit, activations, int8_or_none());
+  visit_activations(visit, activations, choices_beside_codes());
 }
 
 void GptqPass::fields(runtime::FieldVisitor& visit) {
   gptq.fields(visit);
   refine.fields(visit);
   fitting.fields(visit);
-  visit_activations(visit, activations, int8_or_none());
+  visit_activations(visit, activations, choices_beside_codes());
   visit("prune", prune, kPruneForm,
         "Weights are pruned to this pattern as well. `2:4` keeps 2 of every 4 neighbouring inputs.");
   visit("mask", chooser,

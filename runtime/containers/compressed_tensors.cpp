@@ -71,6 +71,10 @@ void check_packed_tensor(const TensorView* tensor, int bits, int64_t num_out, in
   require_tensor(tensor, tensor_name(module, kPackedSuffix), DType::I32, {num_out, num_words});
 }
 
+InputTensors input_tensors(const PackedTensors& tensors) {
+  return {tensors.input_scale, tensors.input_zero_point, tensors.input_global_scale};
+}
+
 std::vector<uint8_t> unpack_zeros(const TensorView& tensor, const QuantizedWeight& weight) {
   const int64_t num_groups = weight.num_groups();
   const int64_t num_words = bit_stream_words(weight.num_out, weight.bits);
@@ -349,7 +353,7 @@ void check_compressed_tensors(const PackedTensors& tensors, const PackScheme& sc
   } else {
     require_absent(tensors.group_index, module, kGroupIndexSuffix, "no actorder \"group\"");
   }
-  check_input_tensors(tensors.input_scale, tensors.input_zero_point, scheme.input, module);
+  check_input_tensors(input_tensors(tensors), scheme.input, module);
 }
 
 QuantizedWeight unpack_compressed_tensors(const PackedTensors& tensors, const PackScheme& scheme, int64_t num_out,
@@ -387,7 +391,7 @@ StoredLinear unpack_compressed_linear(const PackedTensors& tensors, const PackSc
   } else {
     linear.weight = unpack_compressed_tensors(tensors, scheme, num_out, num_in, module);
   }
-  read_input_tensors(tensors.input_scale, tensors.input_zero_point, module, linear);
+  read_input_tensors(input_tensors(tensors), module, linear);
   return linear;
 }
 
@@ -395,9 +399,9 @@ StoredLinear unpack_compressed_linear(const PackedTensors& tensors, const PackSc
 
 namespace {
 
-constexpr std::array kSuffixes = {kPackedSuffix,      kScaleSuffix,      kShapeSuffix,
-                                  kZeroPointSuffix,   kGroupIndexSuffix, kPlainSuffix,
-                                  kGlobalScaleSuffix, kInputScaleSuffix, kInputZeroPointSuffix};
+constexpr std::array kSuffixes = {kPackedSuffix,         kScaleSuffix,           kShapeSuffix,       kZeroPointSuffix,
+                                  kGroupIndexSuffix,     kPlainSuffix,           kGlobalScaleSuffix, kInputScaleSuffix,
+                                  kInputZeroPointSuffix, kInputGlobalScaleSuffix};
 
 using Reasons = std::vector<std::string>;
 
@@ -438,7 +442,7 @@ Reasons unread_by_converter(const PackScheme& scheme) {
   if (scheme.is_dense()) return {kInputsAlone};
   Reasons reasons;
   if (scheme.act_order == StoredActOrder::group) reasons.emplace_back(kRegrouped);
-  if (scheme.input.range == InputRange::static_ && !scheme.input.is_plain()) {
+  if (scheme.input.has_stored_scale()) {
     reasons.emplace_back("the tensor with the stored range of inputs is not known there");
   }
   if (is_fp4(scheme)) return {"codes of the kind " + std::string(scheme.code->name) + " are not read"};
@@ -480,10 +484,14 @@ class CompressedTensorsContainer final : public ContainerFormat {
     }
     return {};
   }
-  // compressed-tensors expands 4-bit floats to bfloat16, whatever the model's own type is.
+  // compressed-tensors expands 4-bit floats to bfloat16, whatever the model's own type is. vLLM's Marlin kernels, for
+  // GPUs without products of FP4, multiply inputs as they are (kernels/linear/nvfp4/marlin.py).
   std::vector<std::string> read_only(Engine engine, const PackScheme& scheme) const override {
-    if (!is_transformers(engine) || !is_fp4(scheme)) return {};
-    return {"only with dtype=torch.bfloat16"};
+    if (is_transformers(engine) && is_fp4(scheme)) return {"only with dtype=torch.bfloat16"};
+    if (engine == Engine::vllm && scheme.input.type == InputType::nvfp4) {
+      return {"nvfp4 inputs: rounded only on GPUs that multiply FP4; elsewhere weights alone are"};
+    }
+    return {};
   }
   // vLLM's Humming kernels multiply other codes.
   bool runs_on_marlin(const PackScheme& scheme) const override {
@@ -523,7 +531,8 @@ class CompressedTensorsContainer final : public ContainerFormat {
             .plain = part(kPlainSuffix),
             .global_scale = part(kGlobalScaleSuffix),
             .input_scale = part(kInputScaleSuffix),
-            .input_zero_point = part(kInputZeroPointSuffix)};
+            .input_zero_point = part(kInputZeroPointSuffix),
+            .input_global_scale = part(kInputGlobalScaleSuffix)};
   }
 
   std::string why_not(const PackScheme& scheme) const override {

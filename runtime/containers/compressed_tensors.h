@@ -22,7 +22,8 @@
 //   weight_global_scale F32 [1]                  nvfp4 only: block scales are divided by it
 // Format "dense" (inputs alone are quantized; "weights" is null in the config):
 //   weight            F32, F16 or BF16 [O, I]    unchanged
-// Any format with static input activations: input_scale and input_zero_point (scale_tensors.h).
+// Any format with static input activations: input_scale and input_zero_point. nvfp4-pack-quantized with nvfp4 inputs:
+// input_global_scale (scale_tensors.h).
 #pragma once
 
 #include <cstddef>
@@ -84,6 +85,7 @@ struct PackedTensors {
   const TensorView* global_scale = nullptr;
   const TensorView* input_scale = nullptr;
   const TensorView* input_zero_point = nullptr;
+  const TensorView* input_global_scale = nullptr;
 };
 
 // Checks that the tensors that `scheme` asks for, and no others, are there with the dtypes and shapes of a weight
@@ -122,7 +124,7 @@ class QuantizationConfig final : public ContainerConfig {
   // `json` is the object's text and `where` names its file. Throws std::invalid_argument for anything that this runtime
   // does not support, and names it. Not supported are another quant_method or format, quantized outputs or KV cache,
   // sparsity, block strategies, other widths and unknown keys of a group. Input activations must have 8 bits per token
-  // or tensor.
+  // or tensor, or be those of nvfp4.
   // max_steps bounds the total work of the regular expressions. The default takes seconds, and is ten times what
   // published lists need for a mixture of 50,000 layers.
   static QuantizationConfig parse(const std::string& json, const std::string& where, int64_t max_steps = 2'000'000'000);

@@ -59,18 +59,23 @@ OrderedJson weights_json(const PackScheme& scheme) {
   return weights;
 }
 
+// What is dynamic of inputs in blocks: the blocks' scales, but not the factor of all of them.
+constexpr std::string_view kLocal = "local";
+
 // The package's strategy "token" is always dynamic; "tensor" is one scale for all tokens of a call, stored or not.
 OrderedJson activations_json(const InputFormat& input) {
   if (input.is_plain()) return nullptr;
+  const FloatFormat* const blocks = input.type == InputType::nvfp4 ? find_float_format(&kNvfp4Code) : nullptr;
   OrderedJson json;
-  json["num_bits"] = 8;
-  json["type"] = input.type == InputType::fp8 ? "float" : "int";
+  json["num_bits"] = blocks != nullptr ? kNvfp4Code.width() : 8;
+  json["type"] = input.type == InputType::int8 ? "int" : "float";
   json["symmetric"] = input.symmetric;
-  json["strategy"] = input.range == InputRange::token ? "token" : "tensor";
-  json["group_size"] = nullptr;
+  json["strategy"] = blocks != nullptr ? blocks->strategy : input.range == InputRange::token ? "token" : "tensor";
+  json["group_size"] = blocks != nullptr ? OrderedJson(kNvfp4Block) : OrderedJson();
   json["block_structure"] = nullptr;
-  json["dynamic"] = input.range != InputRange::static_;
+  json["dynamic"] = blocks != nullptr ? OrderedJson(kLocal) : OrderedJson(input.range != InputRange::static_);
   json["actorder"] = nullptr;
+  if (blocks != nullptr) json["scale_dtype"] = blocks->scale_dtype;
   json["observer"] = nullptr;
   json["observer_kwargs"] = OrderedJson::object();
   return json;
@@ -259,12 +264,34 @@ void read_weights(const Json& weights, const std::string& where, const std::stri
   scheme.act_order = read_act_order(value_or_null(weights, "actorder"), where, key + ".actorder");
 }
 
+// Reads input activations that are floats of 4 bits: those of nvfp4.
+InputFormat read_nvfp4_activations(const Json& arguments, const std::string& where, const std::string& key) {
+  const FloatFormat& blocks = *find_float_format(&kNvfp4Code);
+  const auto require = [&](const char* name, const OrderedJson& expected, bool may_lack) {
+    const Json& value = value_or_null(arguments, name);
+    if (value == Json(expected) || (value.is_null() && may_lack)) return;
+    fail_unsupported(where, key + "." + name, value, json_text(Json(expected)) + " with 4 bits");
+  };
+  require("strategy", blocks.strategy, /*may_lack=*/false);
+  require("group_size", kNvfp4Block, /*may_lack=*/false);
+  require("dynamic", kLocal, /*may_lack=*/false);
+  require("symmetric", true, /*may_lack=*/true);
+  require("scale_dtype", blocks.scale_dtype, /*may_lack=*/true);
+  require("block_structure", nullptr, /*may_lack=*/true);
+  require("actorder", nullptr, /*may_lack=*/true);
+  return {.type = InputType::nvfp4};
+}
+
 InputFormat read_activations(const Json& arguments, const std::string& where, const std::string& key) {
   if (arguments.is_null()) return {};
   check_argument_keys(arguments, where, key);
   const Json& bits = value_or_null(arguments, "num_bits");
   const Json& strategy = value_or_null(arguments, "strategy");
-  if (!bits.is_null() && bits != 8) fail_unsupported(where, key + ".num_bits", bits, "8");
+  const bool is_float = is_float_type(arguments, where, key);
+  if (is_float && bits == kNvfp4Code.width()) return read_nvfp4_activations(arguments, where, key);
+  if (!bits.is_null() && bits != 8) {
+    fail_unsupported(where, key + ".num_bits", bits, "8, or 4 with the type \"float\"");
+  }
   for (const char* name : {"group_size", "block_structure", "actorder"}) {
     const Json& value = value_or_null(arguments, name);
     if (!value.is_null()) fail_unsupported(where, key + "." + name, value, "null");
@@ -277,7 +304,7 @@ InputFormat read_activations(const Json& arguments, const std::string& where, co
     fail_unsupported(where, key + ".dynamic", value_or_null(arguments, "dynamic"), "true: a scale for each token");
   }
   InputFormat input;
-  input.type = is_float_type(arguments, where, key) ? InputType::fp8 : InputType::int8;
+  input.type = is_float ? InputType::fp8 : InputType::int8;
   input.range = strategy == "token" ? InputRange::token : is_dynamic ? InputRange::tensor : InputRange::static_;
   input.symmetric = read_bool(arguments, "symmetric", true, where, key);
   return input;
@@ -411,6 +438,7 @@ std::string compressed_tensors_problem(const PackScheme& scheme) {
     }
     if (input.is_plain()) return "dense weights without input activations are not quantized at all";
     if (input.type == InputType::fp8 && !input.symmetric) return "float input activations: expected symmetric";
+    if (input.type == InputType::nvfp4) return "nvfp4 input activations: expected nvfp4 weights, found dense ones";
     return input.has_outliers() ? "input activations: this container cannot hold outliers" : "";
   }
   if (is_float && find_float_format(scheme.code) == nullptr) {
@@ -431,14 +459,24 @@ std::string compressed_tensors_problem(const PackScheme& scheme) {
   if (block != 0 && (scheme.per_tensor || scheme.act_order == StoredActOrder::group)) {
     return "float weights in blocks: expected neither one scale per tensor nor another order of columns";
   }
-  if (block != 0 && !input.is_plain()) return "float weights in blocks: expected inputs that are not rounded";
+  const bool is_nvfp4 = input.type == InputType::nvfp4;
+  if (is_nvfp4 && scheme.code != &kNvfp4Code) {
+    return "nvfp4 input activations: expected nvfp4 weights, found " + code_name(scheme.code, scheme.bits);
+  }
+  if (is_nvfp4 && (input.range != InputRange::token || !input.symmetric)) {
+    return "nvfp4 input activations: expected them symmetric, with the range of a token";
+  }
+  if (block != 0 && !input.is_plain() && !is_nvfp4) {
+    return "float weights in blocks: expected inputs that are not rounded" +
+           std::string(scheme.code == &kNvfp4Code ? ", or rounded to nvfp4" : "");
+  }
   if (scheme.per_tensor && (is_packed || scheme.group_size != kPerChannel)) {
     return "one scale per tensor: expected int-quantized or float-quantized without groups";
   }
   if (!is_packed && scheme.act_order == StoredActOrder::group) {
     return "actorder \"group\": expected the format pack-quantized";
   }
-  if (!input.is_plain() && (input.type == InputType::fp8) != is_float) {
+  if (!input.is_plain() && !is_nvfp4 && (input.type == InputType::fp8) != is_float) {
     return "input activations: expected the type of the weights, int with int or float with float";
   }
   if (input.type == InputType::fp8 && !input.symmetric) return "float input activations: expected symmetric";

@@ -190,7 +190,7 @@ void check_parts(const Parts& parts, const PackScheme& scheme, int64_t num_out, 
     throw std::runtime_error("module '" + module + "': the group size " + std::to_string(scheme.group_size) +
                              " of its quantization_config does not divide its input width " + std::to_string(num_in));
   }
-  check_input_tensors(parts.input_scale, parts.input_zero_point, scheme.input, module);
+  check_input_tensors({parts.input_scale, parts.input_zero_point}, scheme.input, module);
   const int64_t num_kept = num_values(scheme, num_in);
   if (scheme.has_own_tensor()) {
     require_float(parts.plain, module, kSparsePlainSuffix, {num_out, num_in});
@@ -364,7 +364,7 @@ class PareSparse24Container final : public ContainerFormat {
     } else if (!scheme.has_own_tensor()) {
       read_dense(parts, module, linear);
     }
-    read_input_tensors(parts.input_scale, parts.input_zero_point, module, linear);
+    read_input_tensors({parts.input_scale, parts.input_zero_point}, module, linear);
     return linear;
   }
   std::unique_ptr<ContainerConfig> read_config(const std::string& json, const std::string& where) const override {
@@ -417,6 +417,7 @@ std::string pare_sparse24_problem(const PackScheme& scheme) {
   }
   if (input.has_outliers()) return "it cannot hold outlier columns: use pare-int8";
   if (input.type == InputType::fp8 && !input.symmetric) return "fp8 inputs are symmetric";
+  if (input.type == InputType::nvfp4) return "it cannot hold nvfp4 inputs: use compressed-tensors";
   if (scheme.is_dense()) {
     if (scheme.bits != kDenseBits || scheme.group_size != kPerChannel || scheme.per_tensor || !scheme.symmetric ||
         scheme.act_order != StoredActOrder::none) {

@@ -14,9 +14,18 @@ std::string tensor_name(const std::string& module, std::string_view suffix) {
   throw std::runtime_error("tensor '" + tensor_name(module, suffix) + "': " + what);
 }
 
-void check_input_scale(float scale, const std::string& module) {
-  if (std::isfinite(scale) && scale > 0.0f) return;
-  fail(module, kInputScaleSuffix, "expected a positive finite number, found " + std::to_string(scale));
+bool has_global_scale(const InputFormat& input) {
+  return input.type == InputType::nvfp4;
+}
+
+void check_input_scale(const InputFormat& input, const std::string& module) {
+  const float scale = input.scale;
+  if (!has_global_scale(input)) {
+    if (std::isfinite(scale) && scale > 0.0f) return;
+    fail(module, kInputScaleSuffix, "expected a positive finite number, found " + std::to_string(scale));
+  }
+  if (std::isnormal(scale) && scale > 0.0f && std::isnormal(1.0f / scale)) return;  // as validate() asks
+  fail(module, kInputGlobalScaleSuffix, "expected a number from 1.2e-38 to 8.5e+37, found " + std::to_string(scale));
 }
 
 }  // namespace
@@ -64,20 +73,17 @@ std::vector<float> unpack_scales(const TensorView& tensor, DType scale_dtype) {
   return scales_OG;
 }
 
-bool has_input_scale(const InputFormat& input) {
-  return !input.is_plain() && input.range == InputRange::static_;
-}
-
 int64_t input_tensor_bytes(const InputFormat& input, DType scale_dtype) {
-  if (!has_input_scale(input)) return 0;
-  return static_cast<int64_t>(dtype_size_bytes(scale_dtype)) + (input.symmetric ? 0 : 1);
+  if (!input.has_stored_scale()) return 0;
+  return static_cast<int64_t>(dtype_size_bytes(input_scale_dtype(input, scale_dtype))) + (input.symmetric ? 0 : 1);
 }
 
 void append_input_tensors(const StoredLinear& linear, const std::string& module, std::vector<OwnedTensor>& tensors) {
   const InputFormat& input = linear.input;
-  if (!has_input_scale(input)) return;
-  check_input_scale(input.scale, module);
-  tensors.push_back(pack_scales({&input.scale, 1}, linear.input_scale_dtype, {1}, module, kInputScaleSuffix));
+  if (!input.has_stored_scale()) return;
+  check_input_scale(input, module);
+  tensors.push_back(pack_scales({&input.scale, 1}, input_scale_dtype(input, linear.input_scale_dtype), {1}, module,
+                                has_global_scale(input) ? kInputGlobalScaleSuffix : kInputScaleSuffix));
   if (input.symmetric) return;
   const auto zero = static_cast<int8_t>(input.zero);
   if (zero != input.zero) {
@@ -87,27 +93,32 @@ void append_input_tensors(const StoredLinear& linear, const std::string& module,
   tensors.push_back(make_tensor<int8_t>(tensor_name(module, kInputZeroPointSuffix), DType::I8, {1}, {&zero, 1}));
 }
 
-void check_input_tensors(const TensorView* scale, const TensorView* zero_point, const InputFormat& input,
-                         const std::string& module) {
-  if (has_input_scale(input)) {
-    check_scale_tensor(scale, {1}, module, kInputScaleSuffix);
+void check_input_tensors(const InputTensors& tensors, const InputFormat& input, const std::string& module) {
+  const bool is_global = has_global_scale(input);
+  if (is_global) {
+    require_tensor(tensors.global_scale, tensor_name(module, kInputGlobalScaleSuffix), DType::F32, {1});
   } else {
-    require_absent(scale, module, kInputScaleSuffix, "no static input activations");
+    require_absent(tensors.global_scale, module, kInputGlobalScaleSuffix, "no nvfp4 input activations");
   }
-  if (has_input_scale(input) && !input.symmetric) {
-    require_tensor(zero_point, tensor_name(module, kInputZeroPointSuffix), DType::I8, {1});
+  if (input.has_stored_scale() && !is_global) {
+    check_scale_tensor(tensors.scale, {1}, module, kInputScaleSuffix);
   } else {
-    require_absent(zero_point, module, kInputZeroPointSuffix, "no static asymmetric input activations");
+    require_absent(tensors.scale, module, kInputScaleSuffix, "no static input activations");
+  }
+  if (input.has_stored_scale() && !input.symmetric) {
+    require_tensor(tensors.zero_point, tensor_name(module, kInputZeroPointSuffix), DType::I8, {1});
+  } else {
+    require_absent(tensors.zero_point, module, kInputZeroPointSuffix, "no static asymmetric input activations");
   }
 }
 
-void read_input_tensors(const TensorView* scale, const TensorView* zero_point, const std::string& module,
-                        StoredLinear& linear) {
-  if (!has_input_scale(linear.input)) return;
-  linear.input_scale_dtype = scale->dtype;
-  linear.input.scale = unpack_scales(*scale)[0];
-  check_input_scale(linear.input.scale, module);
-  if (!linear.input.symmetric) linear.input.zero = static_cast<int8_t>(code_bytes(*zero_point)[0]);
+void read_input_tensors(const InputTensors& tensors, const std::string& module, StoredLinear& linear) {
+  if (!linear.input.has_stored_scale()) return;
+  const TensorView& scale = has_global_scale(linear.input) ? *tensors.global_scale : *tensors.scale;
+  linear.input_scale_dtype = scale.dtype;
+  linear.input.scale = unpack_scales(scale)[0];
+  check_input_scale(linear.input, module);
+  if (!linear.input.symmetric) linear.input.zero = static_cast<int8_t>(code_bytes(*tensors.zero_point)[0]);
 }
 
 }  // namespace pare::runtime

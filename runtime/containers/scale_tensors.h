@@ -1,6 +1,7 @@
 // Tensors that several containers name alike: scales of weights, and the fixed range of an input,
-//   input_scale       BF16, F16 or F32 [1]   for static input activations
-//   input_zero_point  I8 [1]                 asymmetric ones only
+//   input_scale         BF16, F16 or F32 [1]   for static input activations
+//   input_zero_point    I8 [1]                 asymmetric ones only
+//   input_global_scale  F32 [1]                in place of both for nvfp4 inputs: their factor (input_format.h)
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,14 @@ namespace pare::runtime {
 
 inline constexpr std::string_view kInputScaleSuffix = ".input_scale";
 inline constexpr std::string_view kInputZeroPointSuffix = ".input_zero_point";
+inline constexpr std::string_view kInputGlobalScaleSuffix = ".input_global_scale";
+
+// What a reader found under these names; null: absent.
+struct InputTensors {
+  const TensorView* scale = nullptr;
+  const TensorView* zero_point = nullptr;
+  const TensorView* global_scale = nullptr;
+};
 
 // Throws std::runtime_error for a tensor that `because` ("symmetric: true") rules out.
 void require_absent(const TensorView* tensor, const std::string& module, std::string_view suffix, const char* because);
@@ -34,8 +43,6 @@ std::vector<float> unpack_scales(const TensorView& tensor);
 // The same for scales of a code's own type, which the file holds as file_dtype.
 std::vector<float> unpack_scales(const TensorView& tensor, DType scale_dtype);
 
-// True if the input is rounded in a fixed range, whose scale is stored.
-bool has_input_scale(const InputFormat& input);
 // Returns the bytes of the tensors below.
 int64_t input_tensor_bytes(const InputFormat& input, DType scale_dtype);
 // Throws std::runtime_error for a scale that is not positive and finite, std::invalid_argument for a zero outside of
@@ -43,10 +50,8 @@ int64_t input_tensor_bytes(const InputFormat& input, DType scale_dtype);
 void append_input_tensors(const StoredLinear& linear, const std::string& module, std::vector<OwnedTensor>& tensors);
 // Checks that the tensors that `input` asks for, and no others, are there with the right types and shapes. Throws
 // std::runtime_error.
-void check_input_tensors(const TensorView* scale, const TensorView* zero_point, const InputFormat& input,
-                         const std::string& module);
+void check_input_tensors(const InputTensors& tensors, const InputFormat& input, const std::string& module);
 // Completes linear.input after that check. Throws std::runtime_error for a scale that is not positive and finite.
-void read_input_tensors(const TensorView* scale, const TensorView* zero_point, const std::string& module,
-                        StoredLinear& linear);
+void read_input_tensors(const InputTensors& tensors, const std::string& module, StoredLinear& linear);
 
 }  // namespace pare::runtime

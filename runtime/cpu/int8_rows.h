@@ -1,4 +1,4 @@
-// Rounds rows of float32 activations to 8 bits with loops over one row, which is still in L1 when its producer calls
+// Rounds rows of float32 activations to 8 or 4 bits with loops over one row, which is still in L1 when its producer calls
 // them. They compute what runtime/format/input_format.h defines, bit for bit.
 #pragma once
 
@@ -22,6 +22,8 @@ struct Int8RowKernels {
   // y[i] = e4m3(clamp(x[i] / scale, -448, 448)) * scale: the value that FP8 E4M3 (OCP 8-bit floating point
   // specification 1.0, section 5) keeps of x on a grid. NaN stays NaN. y may be x.
   void (*round_to_fp8)(const float* x, int64_t n, float scale, float* y);
+  // y[i] = the value that nvfp4 keeps of x with that factor. n is a multiple of its block, 16. y may be x.
+  void (*round_to_nvfp4)(const float* x, int64_t n, float factor, float* y);
 };
 
 const Int8RowKernels& int8_row_kernels_avx2();

@@ -37,6 +37,7 @@ void round_on_grid(const Int8RowKernels& kernels, const LinearInput& x, int64_t 
                    InputGrid grid) {
   float* const out = x.x() + row * width;
   if (x.format().type == InputType::fp8) return kernels.round_to_fp8(values, width, grid.scale, out);
+  if (x.format().type == InputType::nvfp4) return kernels.round_to_nvfp4(values, width, grid.scale, out);
   int8_t* const codes = code_row(x, row, width);
   if (!kernels.codes(values, width, grid.scale, static_cast<float>(grid.zero), codes,
                      LinearInput::code_stride(width))) {
@@ -125,7 +126,7 @@ bool rounds_each_row(const LinearInput& x) {
 }
 
 void round_row(const Int8RowKernels& kernels, const LinearInput& x, int64_t row, const float* values, int64_t width) {
-  const bool is_fixed = x.format().range == InputRange::static_;
+  const bool is_fixed = x.format().has_stored_scale();
   const InputExtremes extremes = is_fixed ? InputExtremes{} : extremes_of(kernels, values, width);
   round_on_grid(kernels, x, row, values, width, input_grid(x.format(), extremes));
 }

@@ -57,9 +57,14 @@ struct DeviceExtremes {
   }
 };
 
+// As InputFormat says it.
+__device__ inline bool has_stored_scale(const RoundingView& format) {
+  return format.range == InputRange::static_ || format.type == InputType::nvfp4;
+}
+
 __device__ inline DeviceGrid input_grid(const RoundingView& format, const DeviceExtremes& extremes) {
   constexpr float kLeastScale = 0x1p-23f, kLargestFp8Value = 448.0f;
-  if (format.range == InputRange::static_) return {format.scale, static_cast<float>(format.zero)};
+  if (has_stored_scale(format)) return {format.scale, static_cast<float>(format.zero)};
   if (extremes.is_nan || !is_finite(extremes.low) || !is_finite(extremes.high)) return {not_a_number(), 0.0f};
   DeviceGrid grid;
   if (format.symmetric) {
@@ -88,14 +93,49 @@ __device__ inline float input_code(float x, const DeviceGrid& grid) {
   return rintf(fminf(fmaxf(scaled, -128.0f), 127.0f));
 }
 
-__device__ inline float rounded_to_fp8(float x, const DeviceGrid& grid) {
-  const float scaled = x / grid.scale, magnitude = fabsf(scaled);
+// Returns the nearest E4M3 value of a magnitude.
+__device__ inline float to_e4m3(float magnitude) {
   if (magnitude != magnitude) return not_a_number();
   const float bounded = fminf(magnitude, 448.0f);
   const uint32_t bits = __float_as_uint(bounded);
   const float normal = __uint_as_float((bits + 0x7FFFFu + (bits >> 20 & 1u)) & 0xFFF00000u);
   const float small = (bounded + 0x1p14f) - 0x1p14f;
-  return copysignf(bounded < 0x1p-6f ? small : normal, scaled) * grid.scale;
+  return bounded < 0x1p-6f ? small : normal;
+}
+
+// Returns the nearest E2M1 value of a magnitude.
+__device__ inline float to_e2m1(float magnitude) {
+  if (magnitude != magnitude) return not_a_number();
+  const float bounded = fminf(magnitude, 6.0f);
+  const uint32_t bits = __float_as_uint(bounded);
+  const float normal = __uint_as_float((bits + 0x1FFFFFu + (bits >> 22 & 1u)) & 0xFFC00000u);
+  const float small = (bounded + 0x1p22f) - 0x1p22f;
+  return bounded < 1.0f ? small : normal;
+}
+
+__device__ inline float rounded_to_fp8(float x, const DeviceGrid& grid) {
+  const float scaled = x / grid.scale;
+  return copysignf(to_e4m3(fabsf(scaled)), scaled) * grid.scale;
+}
+
+// Rounds a quad of a block of nvfp4. The block's other quads are those of the neighbouring lanes, and all lanes call it.
+__device__ inline void round_to_nvfp4(float factor, Quad& quad) {
+  constexpr int kQuadsOfBlock = static_cast<int>(kNvfp4Block) / kQuad;
+  float largest = 0.0f, has_nan = 0.0f;
+  for (const float value : quad.at) {
+    largest = fmaxf(largest, fabsf(value));
+    if (value != value) has_nan = 1.0f;
+  }
+  for (int distance = 1; distance < kQuadsOfBlock; distance *= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, distance));
+    has_nan = fmaxf(has_nan, __shfl_xor_sync(kAllLanes, has_nan, distance));
+  }
+  float scale = has_nan != 0.0f ? not_a_number() : to_e4m3(factor * (largest / 6.0f));
+  scale = (scale == 0.0f ? 0.125f : scale) / factor;
+  for (float& value : quad.at) {
+    const float scaled = value / scale + 0.0f;
+    value = copysignf(to_e2m1(fabsf(scaled)), scaled) * scale;
+  }
 }
 
 __device__ inline float rounded_value(const RoundingView& format, float x, const DeviceGrid& grid) {
@@ -107,6 +147,15 @@ __device__ inline float rounded_value(const RoundingView& format, float x, const
 template <typename QuadAt>
 __device__ void write_on_grid(const RoundingTarget& target, const RoundedRows& rows, int64_t row, int64_t width,
                               const DeviceGrid& grid, const QuadAt& quad_at) {
+  if (target.format.type == InputType::nvfp4) {
+    for (int64_t first = 0; first < width; first += quad_step()) {  // as often for every lane
+      const int64_t i = first + first_quad();
+      Quad quad = i < width ? quad_at(i) : Quad{};
+      round_to_nvfp4(grid.scale, quad);
+      if (i < width) store_quad(rows.x_RI + row * width, i, width, quad);
+    }
+    return;
+  }
   if (!target.as_codes) {
     for (int64_t i = first_quad(); i < width; i += quad_step()) {
       Quad quad = quad_at(i);
@@ -146,7 +195,7 @@ __device__ void write_row(const RoundingTarget& target, const RoundedRows& rows,
     }
     return;
   }
-  const bool is_fixed = format.range == InputRange::static_;
+  const bool is_fixed = has_stored_scale(format);
   DeviceExtremes extremes;
   // A fixed grid of integers cannot represent NaN. So one NaN makes the row NaN, as it does where ranges are found.
   if (!is_fixed || format.type == InputType::int8) {

@@ -12,7 +12,7 @@ struct RoundingView {
   InputType type = InputType::plain;
   InputRange range = InputRange::token;
   bool symmetric = true;
-  float scale = 0.0f;  // for a fixed range
+  float scale = 0.0f;  // as in InputFormat
   int32_t zero = 0;
   OutlierRule outliers = OutlierRule::none;
   float outlier_threshold = 0.0f;

@@ -7,8 +7,6 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "runtime/format/dtype.h"
-
 namespace pare::runtime {
 namespace {
 
@@ -32,14 +30,20 @@ void check_shape(std::span<const float> x_TI, int64_t num_in) {
 }  // namespace
 
 void InputFormat::fields(FieldVisitor& visit) {
-  static const InputChoices kAll = {.types = {InputType::plain, InputType::int8, InputType::fp8}};
+  static const InputChoices kAll = {.types = {InputType::plain, InputType::int8, InputType::fp8, InputType::nvfp4}};
   fields(visit, kAll);
 }
 
 void InputFormat::fields(FieldVisitor& visit, const InputChoices& choices) {
-  visit("type", type, std::span<const InputType>(choices.types),
-        choices.types.size() == 1 ? "Inputs are rounded to this type."
-                                  : "Inputs are rounded to this type. `none` leaves them as they are.");
+  const bool has_nvfp4 = std::find(choices.types.begin(), choices.types.end(), InputType::nvfp4) != choices.types.end();
+  visit(
+      "type", type, std::span<const InputType>(choices.types),
+      choices.types.size() == 1 ? "Inputs are rounded to this type."
+      : has_nvfp4
+          ? "Inputs are rounded to this type. `none` leaves them as they are. `nvfp4` goes with `code: nvfp4` and "
+            "needs `calibration`. It gives every 16 neighbouring inputs of a token a range of their own, and takes no "
+            "other option."
+          : "Inputs are rounded to this type. `none` leaves them as they are.");
   visit("range", range, std::span<const InputRange>(choices.ranges),
         choices.ranges.size() == 1
             ? "Each token has a range of its own."
@@ -59,6 +63,16 @@ void InputFormat::fields(FieldVisitor& visit, const InputChoices& choices) {
 void validate(const InputFormat& format, int64_t num_in, const std::string& name) {
   const bool is_fixed = format.range == InputRange::static_;
   if (format.type == InputType::fp8) require(format.symmetric, name, "fp8 is symmetric, found a format with a zero");
+  if (format.type == InputType::nvfp4) {
+    require(format.symmetric, name, "nvfp4 is symmetric, found a format with a zero");
+    require(format.range == InputRange::token, name,
+            "nvfp4 has the range token, found " + std::string(name_of(format.range)));
+    require(num_in % kNvfp4Block == 0, name,
+            "blocks of " + std::to_string(kNvfp4Block) + " nvfp4 values do not divide its " + std::to_string(num_in) +
+                " inputs");
+    require(format.scale > 0.0f && std::isnormal(format.scale) && std::isnormal(1.0f / format.scale), name,
+            "expected a fixed scale from 1.2e-38 to 8.5e+37, found " + std::to_string(format.scale));
+  }
   if (is_fixed && !format.is_plain()) {
     require(std::isfinite(format.scale) && format.scale > 0.0f, name,
             "expected a positive fixed scale, found " + std::to_string(format.scale));
@@ -83,6 +97,7 @@ void validate(const InputFormat& format, int64_t num_in, const std::string& name
 
 std::string input_format_name(const InputFormat& format) {
   if (format.is_plain()) return "float";
+  if (format.type == InputType::nvfp4) return "anvfp4";
   std::string name = format.type == InputType::fp8 ? "afp8" : "a8";
   if (!format.symmetric) name += "z";
   if (format.range == InputRange::tensor) name += "seq";
@@ -120,7 +135,7 @@ InputExtremes join(const InputExtremes& a, const InputExtremes& b) {
 }
 
 InputGrid input_grid(const InputFormat& format, const InputExtremes& extremes) {
-  if (format.range == InputRange::static_) return {format.scale, format.zero};
+  if (format.has_stored_scale()) return {format.scale, format.zero};
   if (!std::isfinite(extremes.low) || !std::isfinite(extremes.high)) return {kNaN, 0};
   InputGrid grid;
   if (format.symmetric) {
@@ -167,6 +182,34 @@ void round_to_fp8(std::span<float> x, const InputGrid& grid) {
     const float rounded = magnitude != magnitude ? magnitude : magnitude < 0x1p-6f ? small : normal;
     value = std::copysign(rounded, scaled) * scale;
   }
+}
+
+// Computes the same on the grids of nvfp4. E4M3 and E2M1 are rounded as above: E2M1 keeps one bit of the mantissa, and
+// has a spacing of 0.5 below 1. Adding 0 makes a negative zero positive, as the library does.
+void round_to_nvfp4(std::span<float> x, float factor) {
+  constexpr float kLargestE2m1 = 6.0f, kLeastBlockScale = 0.125f;
+  for (size_t first = 0; first < x.size(); first += kNvfp4Block) {
+    const std::span<float> block = x.subspan(first, kNvfp4Block);
+    const InputExtremes extremes = input_extremes(block);
+    const float largest = std::isnan(extremes.low) ? kNaN : std::max(-extremes.low, extremes.high);
+    const float wanted = factor * (largest / kLargestE2m1);
+    float block_scale = std::isnan(wanted) ? kNaN : fp8_to_float(float_to_fp8(std::min(wanted, kLargestFp8)));
+    if (block_scale == 0.0f) block_scale = kLeastBlockScale;
+    const float scale = block_scale / factor;
+    for (float& value : block) {
+      const float scaled = value / scale + 0.0f, absolute = std::abs(scaled);
+      const float magnitude = absolute > kLargestE2m1 ? kLargestE2m1 : absolute;  // NaN stays
+      const uint32_t bits = std::bit_cast<uint32_t>(magnitude);
+      const float normal = std::bit_cast<float>((bits + 0x1FFFFFu + (bits >> 22 & 1u)) & 0xFFC00000u);
+      const float small = (magnitude + 0x1p22f) - 0x1p22f;
+      const float rounded = magnitude != magnitude ? magnitude : magnitude < 1.0f ? small : normal;
+      value = std::copysign(rounded, scaled) * scale;
+    }
+  }
+}
+
+DType input_scale_dtype(const InputFormat& format, DType scale_dtype) {
+  return format.type == InputType::nvfp4 ? DType::F32 : scale_dtype;
 }
 
 // Eight interleaved sums, so that compilers vectorize the loop and every instruction set adds in the same order.
@@ -262,6 +305,7 @@ void fake_quantize(const InputFormat& format, std::span<float> x_TI, int64_t num
   check_shape(x_TI, num_in);
   validate(format, num_in, "fake_quantize");
   if (format.is_plain()) return;
+  if (format.type == InputType::nvfp4) return round_to_nvfp4(x_TI, format.scale);
   const auto width = static_cast<size_t>(num_in);
   const InputExtremes all = format.range == InputRange::tensor ? input_extremes(x_TI) : InputExtremes{};
   const std::vector<int32_t> columns = outlier_columns(format, x_TI, num_in);

@@ -11,6 +11,13 @@
 // lifecycle/forward_helpers.py: _quantize_dequantize). It leaves two things open. Here, if all x are 0, the zero is 0;
 // and a NaN (or, where the range is measured, an infinity) makes the row's scale NaN, so that it reaches every output.
 //
+// nvfp4: every 16 neighbouring values of a row have a scale of their own, beside one factor g of all inputs that
+//        calibration found: g = 448 * 6 / (largest magnitude), so that the scales use the whole range of E4M3.
+//        s = e4m3(min(g * (absmax / 6), 448)), with 2^-3 in place of 0; scale = s / g;
+//        code = e2m1(clamp(x / scale, -6, 6)), value = code * scale. e2m1 takes ties to even.
+// That is the library's "nvfp4-pack-quantized" with inputs of strategy "tensor_group" and dynamic "local"
+// (lifecycle/forward.py: forward_quantize). A NaN makes its block NaN, and an infinity is clamped.
+//
 // int8 with outlier columns (LLM.int8, Dettmers et al., arXiv 2208.07339, section 3.2): columns that hold a value of at
 // least the threshold in some token of the sequence stay in floating point, and their codes are 0. The others have
 //        code = rint(x * (127 / absmax)), value = code * (absmax * (1 / 127)).
@@ -26,20 +33,22 @@
 #include <string>
 #include <vector>
 
+#include "runtime/format/dtype.h"
 #include "runtime/format/fields.h"
 
 namespace pare::runtime {
 
-enum class InputType : uint8_t { plain, int8, fp8 };
+enum class InputType : uint8_t { plain, int8, fp8, nvfp4 };
 inline std::span<const EnumName<InputType>> enum_names(InputType) {
-  static constexpr std::array<EnumName<InputType>, 3> kNames = {
-      {{InputType::plain, "none"}, {InputType::int8, "int8"}, {InputType::fp8, "fp8"}}};
+  static constexpr std::array<EnumName<InputType>, 4> kNames = {
+      {{InputType::plain, "none"}, {InputType::int8, "int8"}, {InputType::fp8, "fp8"}, {InputType::nvfp4, "nvfp4"}}};
   return kNames;
 }
 
 // The values that share one scale, and when it is found, in the recipes' words. "token": each token has its own.
 // "tensor": one sequence, that is, the tokens of one text that are multiplied together (a window in evaluation, a
-// prompt or a decoded token in generation; never a batch). "static": all inputs, found by calibration.
+// prompt or a decoded token in generation; never a batch). "static": all inputs, found by calibration. nvfp4 has
+// "token", though its factor is static.
 enum class InputRange : uint8_t { token, tensor, static_ };
 inline std::span<const EnumName<InputRange>> enum_names(InputRange) {
   static constexpr std::array<EnumName<InputRange>, 3> kNames = {
@@ -58,6 +67,9 @@ inline std::span<const EnumName<OutlierRule>> enum_names(OutlierRule) {
   return kNames;
 }
 
+// So many neighbouring values of nvfp4 share a scale.
+inline constexpr int64_t kNvfp4Block = 16;
+
 // A recipe may give one of these types and ranges of a format, and zero points where inputs have them.
 struct InputChoices {
   std::vector<InputType> types;
@@ -69,13 +81,15 @@ struct InputFormat {
   InputType type = InputType::plain;
   InputRange range = InputRange::token;
   bool symmetric = true;
-  float scale = 0.0f;  // for a fixed range
-  int zero = 0;        // for a fixed asymmetric range
+  float scale = 0.0f;  // of a fixed range; of nvfp4 the factor g
+  int zero = 0;        // of a fixed asymmetric range
   OutlierRule outliers = OutlierRule::none;
   float outlier_threshold = 0.0f;
   std::vector<int32_t> outlier_columns = {};  // ascending; for OutlierRule::columns
 
   bool is_plain() const { return type == InputType::plain; }
+  // True if calibration finds `scale`, and files store it.
+  bool has_stored_scale() const { return type == InputType::nvfp4 || (!is_plain() && range == InputRange::static_); }
   bool has_outliers() const { return outliers != OutlierRule::none; }
   // True if a row is rounded without the other rows of its sequence.
   bool is_rowwise() const {
@@ -90,13 +104,13 @@ struct InputFormat {
 };
 
 // Checks that the fields fit each other and an input of num_in columns. Throws std::invalid_argument naming `name` for
-// fp8 with a zero or outliers, and for outliers with a range other than a token's. Also throws it for a fixed scale
-// that is not positive and finite, a zero outside [-128, 127], a threshold that is not positive, and columns out of
-// order or of range.
+// fp8 or nvfp4 with a zero or outliers, and for outliers with a range other than a token's. Also throws it for a fixed
+// scale that is not positive and finite, a zero outside [-128, 127], a threshold that is not positive, and columns out
+// of order or of range. nvfp4 needs the range of a token, a factor from 1.2e-38 to 8.5e+37 and whole blocks.
 void validate(const InputFormat& format, int64_t num_in, const std::string& name);
 
 // Returns a part of kernel names: "float" (plain), "a8", "a8z" (asymmetric), "a8seq", "a8fixed", "a8+outliers",
-// "afp8"...
+// "afp8", "anvfp4"...
 std::string input_format_name(const InputFormat& format);
 
 // One row's grid.
@@ -121,6 +135,10 @@ InputGrid input_grid(const InputFormat& format, const InputExtremes& extremes);
 void input_codes(std::span<const float> x, InputGrid& grid, std::span<int8_t> codes);
 // x[i] becomes its fp8 value on the grid; NaN stays NaN.
 void round_to_fp8(std::span<float> x, const InputGrid& grid);
+// Whole blocks of x become their nvfp4 values.
+void round_to_nvfp4(std::span<float> x, float factor);
+// Returns the type in which a file holds `scale`, where other scales are of type scale_dtype.
+DType input_scale_dtype(const InputFormat& format, DType scale_dtype);
 
 // Returns the columns that stay in floating point, ascending. x is one sequence, [T, num_in] dense.
 std::vector<int32_t> outlier_columns(const InputFormat& format, std::span<const float> x_TI, int64_t num_in);

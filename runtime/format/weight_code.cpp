@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "runtime/format/input_format.h"
+
 namespace pare::runtime {
 namespace {
 
@@ -83,7 +85,7 @@ constexpr WeightCode kFp8Code{.name = "fp8", .numbers = CodeNumbers::e4m3, .widt
 constexpr WeightCode kNvfp4Code{.name = "nvfp4",
                                 .widths = kFourBits,
                                 .values = kE2m1,
-                                .block = 16,
+                                .block = kNvfp4Block,
                                 .scale_dtype = DType::F8_E4M3,
                                 .has_tensor_scale = true};
 

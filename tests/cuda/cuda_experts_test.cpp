@@ -133,7 +133,9 @@ TEST_F(CudaExperts, EveryTokenHasTheSumOfItsExperts) {
 // codes of a few values.
 TEST_F(CudaExperts, RoundTheirInputsEachInItsWay) {
   const int64_t num_rows = 10;
-  const std::vector<InputFormat> formats = input_formats();
+  std::vector<InputFormat> formats = input_formats();
+  // Whole blocks of nvfp4 do not fit the experts' widths. Its rows are rounded by the kernel of the other formats.
+  std::erase_if(formats, [](const InputFormat& format) { return format.type == InputType::nvfp4; });
   const std::vector<int> bits = {8, 4, 32, 8, 4};
   const std::vector<Sequence> host_sequences = sequences_of(num_rows);
   for (size_t first = 0; first < formats.size(); first += 2) {

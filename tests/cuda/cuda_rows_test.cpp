@@ -108,19 +108,21 @@ std::vector<float> rounded_by_sequence(const InputFormat& format, std::vector<fl
 // An operation that writes rows rounds them for their consumer, to exactly the values of input_format.h. The expected
 // values are computed from its rows without rounding.
 TEST_F(CudaRows, EveryOperationRoundsItsRows) {
-  const int64_t num_rows = 6, width = 1042;  // every warp has values; no multiple of 4
-  const PackedNorm norm = cuda_->pack_norm({random_values(width, 1), 1e-5f});
-  const PackedLayerNorm layer_norm = cuda_->pack_layer_norm({random_values(width, 1), random_values(width, 2), 1e-5f});
+  const int64_t num_rows = 6;
   const SentSequences sequences(*cuda_, sequences_of(num_rows));
-  const std::vector<float> host = rows_with_outliers(num_rows, width, 3);
-  const auto run = [&](int operation, LinearInput& x) {
-    const Buffer<float> hidden = sent(*cuda_, host), y = sent(*cuda_, random_values(num_rows * 2 * width, 5, 3.0f));
-    if (operation == 0) cuda_->add_norm(hidden.get(), nullptr, nullptr, &norm, num_rows, width, x);
-    if (operation == 1) cuda_->add_layer_norm(hidden.get(), y.get(), layer_norm, num_rows, width, &x);
-    if (operation == 2) cuda_->activate(y.get(), Activation::silu, num_rows, width, x);
-    if (operation == 3) cuda_->activate_ungated(y.get(), Activation::gelu, num_rows, width, x);
-  };
   for (const InputFormat& format : input_formats()) {
+    const int64_t width = width_for(format, 1042);  // every warp has values; no multiple of 4 where that is possible
+    const PackedNorm norm = cuda_->pack_norm({random_values(width, 1), 1e-5f});
+    const PackedLayerNorm layer_norm =
+        cuda_->pack_layer_norm({random_values(width, 1), random_values(width, 2), 1e-5f});
+    const std::vector<float> host = rows_with_outliers(num_rows, width, 3);
+    const auto run = [&](int operation, LinearInput& x) {
+      const Buffer<float> hidden = sent(*cuda_, host), y = sent(*cuda_, random_values(num_rows * 2 * width, 5, 3.0f));
+      if (operation == 0) cuda_->add_norm(hidden.get(), nullptr, nullptr, &norm, num_rows, width, x);
+      if (operation == 1) cuda_->add_layer_norm(hidden.get(), y.get(), layer_norm, num_rows, width, &x);
+      if (operation == 2) cuda_->activate(y.get(), Activation::silu, num_rows, width, x);
+      if (operation == 3) cuda_->activate_ungated(y.get(), Activation::gelu, num_rows, width, x);
+    };
     const auto consumer = packed_consumer(*cuda_, format, width);
     for (int operation = 0; operation < 4; ++operation) {
       LinearInput plain(*cuda_, num_rows, width, false), rounded(*cuda_, num_rows, width, true);
@@ -139,13 +141,14 @@ TEST_F(CudaRows, EveryOperationRoundsItsRows) {
 
 // One infinity is in a column that may hold outliers, and one is in another column.
 TEST_F(CudaRows, InfinityIsRoundedAsTheReferenceRoundsIt) {
-  const int64_t num_rows = 6, width = 70;
-  std::vector<float> values = random_values(num_rows * width, 5, 3.0f);
-  values[static_cast<size_t>(2 * width + 5)] = values[static_cast<size_t>(4 * width + 3)] =
-      std::numeric_limits<float>::infinity();
-  const Buffer<float> y = sent(*cuda_, values);
+  const int64_t num_rows = 6;
   const SentSequences sequences(*cuda_, sequences_of(num_rows));
   for (const InputFormat& format : input_formats()) {
+    const int64_t width = width_for(format, 70);
+    std::vector<float> values = random_values(num_rows * width, 5, 3.0f);
+    values[static_cast<size_t>(2 * width + 5)] = values[static_cast<size_t>(4 * width + 3)] =
+        std::numeric_limits<float>::infinity();
+    const Buffer<float> y = sent(*cuda_, values);
     const auto consumer = packed_consumer(*cuda_, format, width);
     LinearInput plain(*cuda_, num_rows, width, false), rounded(*cuda_, num_rows, width, true);
     cuda_->activate_ungated(y.get(), Activation::gelu, num_rows, width, plain);

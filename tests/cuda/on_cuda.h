@@ -83,6 +83,7 @@ inline std::vector<InputFormat> input_formats() {
           {.type = InputType::fp8},
           {.type = InputType::fp8, .range = InputRange::tensor},
           {.type = InputType::fp8, .range = InputRange::static_, .scale = 0x1p-6f},
+          {.type = InputType::nvfp4, .scale = 64.0f},
           outliers(OutlierRule::absolute, 6.0f),
           outliers(OutlierRule::relative, 3.0f),
           outliers(OutlierRule::columns, 0.0f),
@@ -90,8 +91,14 @@ inline std::vector<InputFormat> input_formats() {
           outliers(OutlierRule::columns, 0.0f, false)};
 }
 
+// The next number of inputs that the format takes.
+inline int64_t width_for(const InputFormat& format, int64_t width) {
+  const int64_t block = format.type == InputType::nvfp4 ? kNvfp4Block : 1;
+  return (width + block - 1) / block * block;
+}
+
 // Returns rows with some columns far from the others, a row of zeros, extreme values, one value at the limit of an
-// outlier, and one between two values of fp8.
+// outlier, one between two values of fp8, and a block of nvfp4 with values between two of its own.
 inline std::vector<float> rows_with_outliers(int64_t num_rows, int64_t width, uint32_t seed) {
   std::vector<float> x = random_values(num_rows * width, seed);
   for (int64_t r = 0; r < num_rows; ++r) {
@@ -102,6 +109,7 @@ inline std::vector<float> rows_with_outliers(int64_t num_rows, int64_t width, ui
       if (r == 0 && i == 9) value = 17.0f * 0x1p-6f;
       if (r == 1) value = 0.0f;
       if (r == 2) value = i % 3 == 0 ? 40.0f : -40.0f;
+      if (r == 3 && i / 16 == 2) value = i % 16 == 0 ? 6.0f : static_cast<float>(i % 16) * 0.25f;
     }
   }
   return x;

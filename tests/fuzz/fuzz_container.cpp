@@ -72,8 +72,8 @@ void decode(FuzzedDataProvider& input) {
   if (input.ConsumeBool()) wanted.pattern = pare::runtime::kTwoOfFour;
   if (input.ConsumeBool()) wanted.act_order = pare::runtime::StoredActOrder::group;
   wanted.per_tensor = input.ConsumeBool();
-  wanted.input.type = input.PickValueInArray(
-      {pare::runtime::InputType::plain, pare::runtime::InputType::int8, pare::runtime::InputType::fp8});
+  wanted.input.type = input.PickValueInArray({pare::runtime::InputType::plain, pare::runtime::InputType::int8,
+                                              pare::runtime::InputType::fp8, pare::runtime::InputType::nvfp4});
   wanted.input.symmetric = input.ConsumeBool();
   const pare::runtime::PackScheme scheme = container.adapted(wanted);
   if (!container.accepts(scheme, num_out, num_in)) return;

@@ -127,6 +127,8 @@ void make_parts(const fs::path& corpus) {
     const int64_t group_size = code->block == 0 ? 64 : code->block;
     kinds.push_back({std::string(code->name), {.code = code, .bits = code->width(), .group_size = group_size}});
   }
+  kinds.push_back({"nvfp4_inputs", {.code = &kNvfp4Code, .bits = 4, .group_size = kNvfp4Code.block}});
+  kinds.back().scheme.input.type = InputType::nvfp4;
   const std::string module = "model.layers.0.mlp.down_proj";
   constexpr int64_t kOut = 8;
   const fs::path output = fuzz_folder() / "parts", progress = fuzz_folder() / "parts.partial/progress";

@@ -11,6 +11,7 @@ inline StoredLinear zero_linear(const ContainerFormat& container, const PackSche
   StoredLinear linear;
   QuantizedWeight& weight = linear.weight;
   linear.input = scheme.input;
+  if (scheme.input.has_stored_scale()) linear.input.scale = 1.0f;
   weight.num_out = num_out;
   weight.num_in = num_in;
   weight.pattern = scheme.pattern;

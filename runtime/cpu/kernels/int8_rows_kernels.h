@@ -65,20 +65,55 @@ void raise_to_magnitudes(const float* x, int64_t n, float* largest) {
   }
 }
 
-// E4M3 keeps 3 bits below the leading one, and multiples of 2^-9 below 2^-6. For a magnitude v in [p, 2p), p a power of
-// two, v + 2^20 p has a last place of p / 8: adding and subtracting it rounds v there, ties to even.
+// Rounds a magnitude v to num_bits bits below its leading one, and below `least`, a power of two, as if it were that:
+// shift = 2^(23 - num_bits). For v in [p, 2p), p a power of two, v + shift p has a last place of p / 2^num_bits: adding
+// and subtracting it rounds v there, ties to even. NaN stays.
+Vec round_magnitude(Vec v, float least, float shift) {
+  const Vec far = mul(max(power_below(v), set1(least)), set1(shift));
+  return sub(add(v, far), far);
+}
+
+// E4M3 keeps 3 bits below the leading one, and multiples of 2^-9 below 2^-6.
+Vec to_e4m3(Vec magnitude) {
+  return round_magnitude(min(set1(448.0f), magnitude), 0x1p-6f, 0x1p20f);
+}
+
+// E2M1 keeps 1 bit below the leading one, and multiples of 2^-1 below 1.
+Vec to_e2m1(Vec magnitude) {
+  return round_magnitude(min(set1(6.0f), magnitude), 1.0f, 0x1p22f);
+}
+
 void round_to_fp8(const float* x, int64_t n, float scale, float* y) {
-  const Vec scales = set1(scale), largest = set1(448.0f), smallest_normal = set1(0x1p-6f);
+  const Vec scales = set1(scale);
   for (int64_t i = 0; i < n; i += kLanes) {
     const Vec scaled = div(load_part(x + i, n - i), scales);
-    const Vec magnitude = min(largest, absolute(scaled));  // NaN stays
-    const Vec shift = mul(max(power_below(magnitude), smallest_normal), set1(0x1p20f));
-    const Vec rounded = sub(add(magnitude, shift), shift);
-    store_part(y + i, mul(copy_sign(rounded, scaled), scales), n - i);
+    store_part(y + i, mul(copy_sign(to_e4m3(absolute(scaled)), scaled), scales), n - i);
   }
 }
 
-const Int8RowKernels kRowKernels = {extremes, codes, codes_by_factor, raise_to_magnitudes, round_to_fp8};
+void round_to_nvfp4(const float* x, int64_t n, float factor, float* y) {
+  constexpr int64_t kBlock = 16;
+  for (int64_t first = 0; first < n; first += kBlock) {
+    Vec largest = zero();
+    Mask numbers = less_equal(zero(), zero());
+    for (int64_t i = first; i < first + kBlock; i += kLanes) {
+      const Vec value = load(x + i);
+      numbers = both(numbers, less_equal(value, value));
+      largest = max(absolute(value), largest);
+    }
+    const bool has_nan = reduce_max(select(numbers, zero(), set1(1.0f))) > 0.0f;
+    const Vec block_largest = set1(has_nan ? __builtin_nanf("") : reduce_max(largest));
+    const Vec rounded = to_e4m3(mul(set1(factor), div(block_largest, set1(6.0f))));
+    const Vec scale = div(select(less_equal(rounded, zero()), set1(0.125f), rounded), set1(factor));
+    for (int64_t i = first; i < first + kBlock; i += kLanes) {
+      const Vec scaled = add(div(load(x + i), scale), zero());
+      store(y + i, mul(copy_sign(to_e2m1(absolute(scaled)), scaled), scale));
+    }
+  }
+}
+
+const Int8RowKernels kRowKernels = {extremes,     codes,         codes_by_factor, raise_to_magnitudes,
+                                    round_to_fp8, round_to_nvfp4};
 
 }  // namespace
 }  // namespace pare::runtime

@@ -58,7 +58,24 @@ TEST(ResolvedInput, RoundsTheScaleToItsStoredTypeAndTheZeroFollows) {
   EXPECT_EQ(format.zero, static_cast<int>(std::rint(-128.0f + 3.0f / format.scale)));
 }
 
+// 448 * 6 / absmax, in float32 whatever type other scales have, and 1 where that is no usable number.
+TEST(ResolvedInput, TakesTheFactorOfNvfp4FromTheCalibration) {
+  const InputFormat format = resolved_input({.type = InputType::nvfp4}, statistics(), DType::F32);
+  EXPECT_EQ(format, (InputFormat{.type = InputType::nvfp4, .scale = 2688.0f / 5.0f}));
+  LayerStatistics zeros = statistics();
+  zeros.min_I = zeros.max_I = at::zeros({4});
+  EXPECT_EQ(resolved_input({.type = InputType::nvfp4}, zeros, DType::F32).scale, 1.0f);
+  StageState stage;
+  stage.statistics = statistics();
+  set_input({.type = InputType::nvfp4}, DType::F8_E4M3, stage);
+  EXPECT_EQ(stage.input.scale, 2688.0f / 5.0f);
+  EXPECT_EQ(stage.input_scale_dtype, DType::F32);
+  set_input({.type = InputType::int8, .range = InputRange::static_}, DType::BF16, stage);
+  EXPECT_EQ(stage.input_scale_dtype, DType::BF16);
+}
+
 TEST(ResolvedInput, AStaticRangeNeedsStatistics) {
+  EXPECT_THROW(resolved_input({.type = InputType::nvfp4}, {}, DType::F32), std::invalid_argument);
   EXPECT_THROW(resolved_input({.type = InputType::int8, .range = InputRange::static_}, {}, DType::BF16),
                std::invalid_argument);
 }

@@ -275,6 +275,7 @@ TEST(EngineVerdicts, FollowTheSchemesOfThePlan) {
   expect_loads("passes:\n  - fp8: {}\n", {true, true, true});
   expect_loads("passes:\n  - fp8: {per_tensor: true}\n", {true, true, false});
   expect_loads("passes:\n  - activations: int8\n", {true, false, false});
+  expect_loads("passes:\n  - rtn: {code: nvfp4, activations: nvfp4}\n", {true, true, false});
   // These recipes use other containers.
   expect_loads("passes:\n  - llm_int8: {}\n", {true, false, false});
   expect_loads("passes:\n  - llm_int8: {layout: pare}\n", {false, false, false});
@@ -309,6 +310,16 @@ TEST(EngineVerdicts, SayTheReleaseAndWhatIsOtherwise) {
   const auto three_bits = verdict_of("vLLM", verdicts_of("passes:\n  - rtn: {bits: 3, group_size: 32}\n"));
   ASSERT_EQ(three_bits.reasons.size(), 1u);
   EXPECT_NE(three_bits.reasons[0].find("Humming"), std::string::npos);
+}
+
+TEST(EngineVerdicts, SayWhereNvfp4InputsAreRounded) {
+  const auto verdicts = verdicts_of("passes:\n  - rtn: {code: nvfp4, activations: nvfp4}\n");
+  const std::vector<std::string> of_vllm = verdict_of("vLLM", verdicts).reasons;
+  ASSERT_EQ(of_vllm.size(), 1u);
+  EXPECT_NE(of_vllm[0].find("only on GPUs that multiply FP4"), std::string::npos);
+  const std::vector<std::string> of_transformers = verdict_of("transformers", verdicts).reasons;
+  ASSERT_EQ(of_transformers.size(), 1u);
+  EXPECT_NE(of_transformers[0].find("torch.bfloat16"), std::string::npos);
 }
 
 // Containers that transformers reads with another package must name it.

@@ -145,6 +145,7 @@ TEST_F(Interoperability, TransformersReadsTheExpertsThatWeStored) {
 TEST_F(Interoperability, TransformersRoundsTheSameInputsToTheSameValues) {
   const std::string w8a8 = "rtn: {bits: 8, group_size: -1, activations: ";
   const std::pair<std::string, InputFormat> cases[] = {
+      {"rtn: {code: nvfp4, activations: nvfp4}", {.type = InputType::nvfp4}},
       {w8a8 + "int8}", {.type = InputType::int8}},
       {w8a8 + "{symmetric: false}}", {.type = InputType::int8, .symmetric = false}},
       {w8a8 + "{range: tensor}}", {.type = InputType::int8, .range = InputRange::tensor}},
@@ -164,10 +165,15 @@ TEST_F(Interoperability, TransformersRoundsTheSameInputsToTheSameValues) {
     std::ifstream(out, std::ios::binary)
         .read(reinterpret_cast<char*>(values.data()), static_cast<std::streamsize>(values.size() * sizeof(float)));
     size_t num_linears = 0;
+    const Checkpoint checkpoint = Checkpoint::open(made);
+    const std::vector<LinearDescription> linears = block_linears(checkpoint.description());
     for (size_t i = 0; i < values.size(); ++num_linears) {
       const auto num_rows = static_cast<size_t>(values[i]), width = static_cast<size_t>(values[i + 1]);
       const std::span<float> x(&values[i + 2], num_rows * width), theirs(x.data() + x.size(), x.size());
-      fake_quantize(format, x, static_cast<int64_t>(width));
+      ASSERT_LT(num_linears, linears.size()) << pass;
+      const InputFormat stored = checkpoint.linear(linears[num_linears]).input;
+      EXPECT_EQ(input_scheme(stored), format) << pass;
+      fake_quantize(stored, x, static_cast<int64_t>(width));
       EXPECT_TRUE(std::ranges::equal(x, theirs)) << pass << ", linear " << num_linears;
       i += 2 + 2 * num_rows * width;
     }

@@ -27,7 +27,13 @@ def noting(module, value, base_name, args):
 
 forward.forward_quantize = noting
 model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+ids = torch.from_numpy(np.load(ids_file)).long()[:1]
 with torch.no_grad():
-    model(torch.from_numpy(np.load(ids_file)).long()[:1])
+    try:
+        model(ids)
+    except RuntimeError:  # 4-bit floats are expanded to bfloat16 by the first call, and inputs here are float32
+        torch.nn.Module.float(model)
+        pieces.clear()
+        model(ids)
 assert pieces, "no input was rounded"
 np.concatenate([piece.ravel() for piece in pieces]).astype("<f4").tofile(out_file)

@@ -9,7 +9,7 @@ import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
 from compressed_tensors.entrypoints.convert.converters import AutoAWQConverter
-from compressed_tensors.quantization import QuantizationConfig
+from compressed_tensors.quantization import QuantizationConfig, preset_name_to_scheme
 from safetensors.torch import load_file
 from transformers import AwqConfig, BitsAndBytesConfig
 
@@ -55,7 +55,7 @@ def check_containers(folder):
     config = QuantizationConfig(**json.loads((folder / "containers.json").read_text()))
     assert config.format == "mixed-precision", config
     schemes = {target: scheme for scheme in config.config_groups.values() for target in scheme.targets}
-    assert len(schemes) == 9, schemes.keys()
+    assert len(schemes) == 10, schemes.keys()
     formats = set()
     for module, scheme in schemes.items():
         state = state_of(tensors, module)
@@ -69,6 +69,11 @@ def check_containers(folder):
         if activations is None:
             assert not any("input" in name for name in state), (module, state.keys())
             continue
+        assert ("input_global_scale" in state) == (activations.dynamic == "local"), (module, state.keys())
+        if activations.dynamic == "local":
+            preset = preset_name_to_scheme("NVFP4", []).input_activations
+            assert activations == preset.model_copy(update={"observer": None}), activations
+            assert state["input_global_scale"].dtype == torch.float32 and state["input_global_scale"].tolist() == [0.25]
         assert ("input_scale" in state) == (not activations.dynamic), (module, state.keys())
         assert ("input_zero_point" in state) == (not activations.dynamic and not activations.symmetric), module
         if "input_scale" in state:

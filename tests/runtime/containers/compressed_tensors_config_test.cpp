@@ -131,11 +131,12 @@ const PackScheme kDenseStatic{.code = nullptr, .bits = kDenseBits, .input = kSta
 const PackScheme kDenseFp8{.code = nullptr, .bits = kDenseBits, .input = kFloats};
 const PackScheme kFp8Weights{.code = &kFp8Code, .bits = 8};
 const PackScheme kNvfp4{.code = &kNvfp4Code, .bits = 4, .group_size = 16};
+const PackScheme kNvfp4Inputs{.code = &kNvfp4Code, .bits = 4, .group_size = 16, .input = {.type = InputType::nvfp4}};
 const PackScheme kMxfp4{.code = &kMxfp4Code, .bits = 4, .group_size = 32};
 
 TEST(QuantizationConfig, EverySchemeIsReadBack) {
   for (const PackScheme& scheme : {kInt4, kInt8, kInt3, kW8A8, kW8A8Static, kW8A8Sequence, kW4A8, kFp8, kFp8Weights,
-                                   kDenseTokens, kDenseStatic, kDenseFp8, kNvfp4, kMxfp4}) {
+                                   kDenseTokens, kDenseStatic, kDenseFp8, kNvfp4, kNvfp4Inputs, kMxfp4}) {
     const Json config = text_of({{"a.q", scheme}}, {"lm_head"});
     EXPECT_EQ(config["config_groups"].size(), 1u);
     EXPECT_EQ(config["format"], config["config_groups"]["group_0"]["format"]);
@@ -162,6 +163,17 @@ TEST(QuantizationConfig, ThePresetsOfThePackageAreWritten) {
   EXPECT_EQ(group["format"], "nvfp4-pack-quantized");
   EXPECT_EQ(group["weights"]["strategy"], "tensor_group");
   EXPECT_EQ(group["weights"]["scale_dtype"], "torch.float8_e4m3fn");
+  EXPECT_TRUE(group["input_activations"].is_null());
+  group = text_of({{"a.q", kNvfp4Inputs}}, {})["config_groups"]["group_0"];
+  EXPECT_EQ(group["format"], "nvfp4-pack-quantized");
+  const Json inputs = group["input_activations"];
+  EXPECT_EQ(inputs["num_bits"], 4);
+  EXPECT_EQ(inputs["type"], "float");
+  EXPECT_EQ(inputs["symmetric"], true);
+  EXPECT_EQ(inputs["strategy"], "tensor_group");
+  EXPECT_EQ(inputs["group_size"], 16);
+  EXPECT_EQ(inputs["dynamic"], "local");
+  EXPECT_EQ(inputs["scale_dtype"], "torch.float8_e4m3fn");
   group = text_of({{"a.q", kMxfp4}}, {})["config_groups"]["group_0"];
   EXPECT_EQ(group["format"], "mxfp4-pack-quantized");
   EXPECT_EQ(group["weights"]["strategy"], "group");
@@ -267,6 +279,31 @@ TEST(QuantizationConfig, UnknownCombinationsAreRefusedBothWays) {
     refused_text(fp4, "weights/scale_dtype", "torch.bfloat16", {"weights.scale_dtype", "torch.bfloat16"});
     refused_text(fp4, "weights/actorder", "group", {"group_0", "order"});
   }
+  for (const char* name : {"strategy", "group_size", "dynamic"}) {
+    refused_text(kNvfp4Inputs, inputs + name, nullptr, {"input_activations." + std::string(name), "with 4 bits"});
+  }
+  refused_text(kNvfp4Inputs, inputs + "type", "int",
+               {"input_activations.num_bits", "4 with the type \"float\"", "found 4"});
+  refused_text(kNvfp4Inputs, inputs + "strategy", "group", {"input_activations.strategy", "tensor_group", "group"});
+  refused_text(kNvfp4Inputs, inputs + "group_size", 32, {"input_activations.group_size", "16", "32"});
+  refused_text(kNvfp4Inputs, inputs + "dynamic", true, {"input_activations.dynamic", "\"local\"", "true"});
+  refused_text(kNvfp4Inputs, inputs + "symmetric", false, {"input_activations.symmetric", "true"});
+  refused_text(kNvfp4Inputs, inputs + "scale_dtype", "torch.uint8", {"input_activations.scale_dtype", "e4m3"});
+  refused_text(kNvfp4Inputs, inputs + "actorder", "weight", {"input_activations.actorder", "weight"});
+  refused_text(kNvfp4Inputs, inputs + "num_bits", 8, {"input_activations", "group_size"});
+  refused_text(kNvfp4Inputs, inputs + "num_bits", 6, {"input_activations.num_bits", "8, or 4", "6"});
+  // Older files do not name the type of scales, which there is only one of.
+  Json config = text_of({{"a.q", kNvfp4Inputs}}, {});
+  config["config_groups"]["group_0"]["input_activations"].erase("scale_dtype");
+  EXPECT_EQ(parse(config).scheme("a.q"), kNvfp4Inputs);
+  config = text_of({{"a.q", kMxfp4}}, {});
+  config["config_groups"]["group_0"]["input_activations"] =
+      text_of({{"a.q", kNvfp4Inputs}}, {})["config_groups"]["group_0"]["input_activations"];
+  expect_error<std::invalid_argument>([&] { parse(config); }, {"group_0", "nvfp4 weights", "mxfp4"});
+  config = text_of({{"a.q", kNvfp4}}, {});
+  config["config_groups"]["group_0"]["input_activations"] =
+      text_of({{"a.q", kW8A8}}, {})["config_groups"]["group_0"]["input_activations"];
+  expect_error<std::invalid_argument>([&] { parse(config); }, {"group_0", "not rounded, or rounded to nvfp4"});
   refused_text(kNvfp4, "format", "nvfp5-pack-quantized", {"group_0.format", "nvfp5-pack-quantized", "mxfp4"});
 }
 

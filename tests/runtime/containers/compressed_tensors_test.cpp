@@ -381,6 +381,46 @@ TEST(CompressedTensors, Fp4TensorsThatDoNotFitAreRefused) {
   expect_error<std::runtime_error>([&] { tensors.unpack(); }, {"'m'", "scale inf", "not finite"});
 }
 
+TEST(CompressedTensors, TheFactorOfNvfp4InputsIsReadBack) {
+  Fp4Tensors tensors(kNvfp4Code);
+  PackScheme scheme = tensors.scheme;
+  scheme.input.type = InputType::nvfp4;
+  StoredLinear linear{.weight = tensors.weight, .input = scheme.input};
+  linear.input.scale = 123.456f;  // no BF16 number
+  const std::vector<OwnedTensor> owned = pack_compressed_tensors(linear, scheme, "m");
+  std::map<std::string, TensorView> views;
+  for (const OwnedTensor& tensor : owned) views[tensor.name.substr(2)] = {tensor.dtype, tensor.shape, tensor.data};
+  EXPECT_EQ(views.size(), 4u);
+  const TensorView& factor = views.at("input_global_scale");
+  EXPECT_EQ(factor.dtype, DType::F32);
+  EXPECT_EQ(factor.shape, std::vector<int64_t>{1});
+  PackedTensors stored{.packed = &views.at("weight_packed"),
+                       .scale = &views.at("weight_scale"),
+                       .global_scale = &views.at("weight_global_scale"),
+                       .input_global_scale = &factor};
+  const auto unpack = [&] { return unpack_compressed_linear(stored, scheme, 3, 64, "m"); };
+  const StoredLinear back = unpack();
+  EXPECT_EQ(back.input, linear.input);
+  EXPECT_EQ(back.weight.codes_OI, tensors.weight.codes_OI);
+  const TensorView narrow{DType::BF16, {1}, factor.data.first(2)};
+  stored.input_global_scale = &narrow;
+  expect_error<std::runtime_error>([&] { unpack(); }, {"'m.input_global_scale'", "F32", "found BF16"});
+  stored.input_global_scale = nullptr;
+  expect_error<std::runtime_error>([&] { unpack(); }, {"'m.input_global_scale'", "missing"});
+  for (const float scale : {0.0f, -1.0f, 1e-40f, 2e38f, std::numeric_limits<float>::infinity()}) {
+    const TensorView wrong{DType::F32, {1}, std::as_bytes(std::span(&scale, 1))};
+    stored.input_global_scale = &wrong;
+    expect_error<std::runtime_error>([&] { unpack(); }, {"'m.input_global_scale'", "1.2e-38"});
+    linear.input.scale = scale;
+    expect_error<std::runtime_error>([&] { pack_compressed_tensors(linear, scheme, "m"); }, {"'m.input_global_scale'"});
+  }
+  stored.input_global_scale = stored.input_scale = &factor;
+  expect_error<std::runtime_error>([&] { unpack(); }, {"'m.input_scale'", "unexpected"});
+  stored.input_scale = nullptr;
+  scheme.input = {};
+  expect_error<std::runtime_error>([&] { unpack(); }, {"'m.input_global_scale'", "unexpected"});
+}
+
 // --- Act-order and refusals, on a weight of the test's own ---
 
 QuantizedWeight small_weight() {

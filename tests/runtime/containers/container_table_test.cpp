@@ -30,6 +30,7 @@ namespace fs = std::filesystem;
 
 const InputFormat kTokens{.type = InputType::int8};
 const InputFormat kFp8{.type = InputType::fp8};
+const InputFormat kNvfp4Inputs{.type = InputType::nvfp4};
 const InputFormat kAbsolute{.type = InputType::int8, .outliers = OutlierRule::absolute, .outlier_threshold = 6.0f};
 const InputFormat kRelative{.type = InputType::int8, .outliers = OutlierRule::relative, .outlier_threshold = 8.0f};
 const InputFormat kColumns{.type = InputType::int8, .outliers = OutlierRule::columns};
@@ -47,7 +48,7 @@ InputFormat with_range(InputFormat input, InputRange range) {
 // Returns the inputs that a sweep tries: every combination, sensible or not.
 std::vector<InputFormat> all_inputs() {
   std::vector<InputFormat> inputs = {{}};
-  for (const InputFormat& type : {kTokens, kFp8}) {
+  for (const InputFormat& type : {kTokens, kFp8, kNvfp4Inputs}) {
     for (const InputRange range : {InputRange::token, InputRange::tensor, InputRange::static_}) {
       inputs.push_back(with_range(type, range));
       inputs.push_back(asymmetric(with_range(type, range)));
@@ -101,7 +102,7 @@ std::vector<PackScheme> all_schemes() {
 StoredLinear random_linear(const PackScheme& scheme, int64_t num_out, int64_t num_in, const StoredExtent& extent) {
   std::mt19937 random(static_cast<uint32_t>(num_out * 1000 + num_in));
   StoredLinear linear{.weight = {}, .input = scheme.input, .input_scale_dtype = extent.input_scale_dtype};
-  if (scheme.input.range == InputRange::static_ && !scheme.input.is_plain()) {
+  if (scheme.input.has_stored_scale()) {
     linear.input.scale = 0.25f;
     linear.input.zero = scheme.input.symmetric ? 0 : -7;
   }

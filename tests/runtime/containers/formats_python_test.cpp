@@ -83,7 +83,7 @@ void write_containers(const std::filesystem::path& folder) {
   const auto add = [&](StoredLinear linear, PackScheme scheme) {
     const std::string name = "module" + std::to_string(modules.size());
     linear.input = scheme.input;
-    if (linear.input.range == InputRange::static_) {
+    if (linear.input.has_stored_scale()) {
       linear.input.scale = 0.25f;
       linear.input.zero = linear.input.symmetric ? 0 : -7;
     }
@@ -127,6 +127,9 @@ void write_containers(const std::filesystem::path& folder) {
     if (code->has_tensor_scale) weight.tensor_scale = 1234.5f;
     linear.weight = weight;
     add(linear, {.code = code, .bits = 4, .group_size = code->block});
+    if (code == &kNvfp4Code) {
+      add(linear, {.code = code, .bits = 4, .group_size = code->block, .input = {.type = InputType::nvfp4}});
+    }
   }
   write_safetensors(folder / "containers.safetensors", named(tensors));
   write_file_atomically(folder / "containers.json", quantization_config_json(modules, {}));

@@ -162,5 +162,65 @@ TEST(Int8Rows, Fp8IsTheNearestValueWithTiesToEven) {
   }
 }
 
+// The magnitudes of E2M1, whose index is the code.
+constexpr double kE2m1[] = {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0};
+
+double nearest_e2m1(double x) {
+  const double magnitude = std::min(std::abs(x), 6.0);
+  size_t best = 0;
+  for (size_t code = 1; code < std::size(kE2m1); ++code) {
+    const double error = std::abs(kE2m1[code] - magnitude), best_error = std::abs(kE2m1[best] - magnitude);
+    if (error < best_error || (error == best_error && code % 2 == 0)) best = code;
+  }
+  return std::copysign(kE2m1[best], x);
+}
+
+TEST(Int8Rows, Nvfp4IsTheNearestValueOnTheScaleOfItsBlock) {
+  const std::vector<double> magnitudes = fp8_magnitudes();
+  std::vector<float> x;
+  for (int block = 0; block < 60; ++block) {
+    const std::vector<float> values = random_row(16, std::ldexp(1.0f, block % 30 - 15), static_cast<uint32_t>(block));
+    x.insert(x.end(), values.begin(), values.end());
+  }
+  for (int block = 0; block < 4; ++block) {  // ties, and values just beside them; the block's scale is 1 or 0.5
+    for (int i = 0; i < 16; ++i) {
+      const auto tie = static_cast<float>((kE2m1[i % 7] + kE2m1[i % 7 + 1]) / 2);
+      const float beside = block % 2 == 0 ? std::nextafter(tie, 0.0f) : std::nextafter(tie, 10.0f);
+      x.push_back((i == 15 ? -6.0f : i < 7 ? tie : beside) * (block < 2 ? 1.0f : 0.5f));
+    }
+  }
+  for (int i = 0; i < 16; ++i) x.push_back(i % 2 == 0 ? 0.0f : -0.0f);
+  for (int i = 0; i < 16; ++i) x.push_back(i == 5 ? kInfinity : 1.0f);
+  for (const Isa isa : supported_isas()) {
+    const Int8RowKernels& kernels = int8_row_kernels(isa);
+    for (const float factor : {448.0f, 0.5f, 77.0f}) {
+      std::vector<float> y(x.size() + 1, 7.0f);
+      kernels.round_to_nvfp4(x.data(), static_cast<int64_t>(x.size()), factor, y.data());
+      std::vector<float> in_place = x;
+      kernels.round_to_nvfp4(in_place.data(), static_cast<int64_t>(x.size()), factor, in_place.data());
+      for (size_t first = 0; first < x.size(); first += 16) {
+        float largest = 0.0f;
+        for (size_t i = first; i < first + 16; ++i) largest = std::max(largest, std::abs(x[i]));
+        auto scale = static_cast<float>(nearest_fp8(factor * (largest / 6.0f), magnitudes));
+        scale = (scale == 0.0f ? 0.125f : scale) / factor;
+        for (size_t i = first; i < first + 16; ++i) {
+          const float scaled = x[i] / scale + 0.0f, expected = static_cast<float>(nearest_e2m1(scaled)) * scale;
+          ASSERT_EQ(std::bit_cast<uint32_t>(y[i]), std::bit_cast<uint32_t>(expected))
+              << isa_name(isa) << " x[" << i << "] " << x[i] << " factor " << factor << " gives " << y[i] << " not "
+              << expected;
+          ASSERT_EQ(std::bit_cast<uint32_t>(in_place[i]), std::bit_cast<uint32_t>(expected)) << "in place";
+        }
+      }
+      EXPECT_EQ(y.back(), 7.0f) << "a write behind the row";
+    }
+    for (size_t bad = 0; bad < 16; ++bad) {
+      std::vector<float> blocks(48, 1.0f);
+      blocks[16 + bad] = kNaN;
+      kernels.round_to_nvfp4(blocks.data(), 48, 448.0f, blocks.data());
+      for (size_t i = 0; i < 48; ++i) EXPECT_EQ(std::isnan(blocks[i]), i / 16 == 1) << isa_name(isa) << " at " << bad;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace pare

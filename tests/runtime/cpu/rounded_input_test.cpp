@@ -48,6 +48,7 @@ std::vector<NamedFormat> formats() {
           {"fp8_token", {.type = InputType::fp8}},
           {"fp8_sequence", {.type = InputType::fp8, .range = InputRange::tensor}},
           {"fp8_fixed", {.type = InputType::fp8, .range = InputRange::static_, .scale = 0.01f}},
+          {"nvfp4", {.type = InputType::nvfp4, .scale = 448.0f * 6.0f / 40.0f}},
           {"outliers_absolute", outliers(OutlierRule::absolute, 6.0f, {})},
           {"outliers_relative", outliers(OutlierRule::relative, 3.0f, {})},
           {"outliers_columns", outliers(OutlierRule::columns, 0.0f, {0, 3, 11})},
@@ -55,10 +56,19 @@ std::vector<NamedFormat> formats() {
           {"outliers_columns_asymmetric", outliers(OutlierRule::columns, 0.0f, {0, 3, 11}, false)}};
 }
 
-enum class Kind { w8, w8_asymmetric, w4_groups, w4_groups_asymmetric, w4_act_order, w3, w2, fp8, bf16, f32 };
-constexpr Kind kKinds[] = {
-    Kind::w8,  Kind::w8_asymmetric, Kind::w4_groups, Kind::w4_groups_asymmetric, Kind::w4_act_order, Kind::w3, Kind::w2,
-    Kind::fp8, Kind::bf16,          Kind::f32};
+// The next number of inputs that the format takes.
+int64_t width_for(const InputFormat& format, int64_t width) {
+  const int64_t block = format.type == InputType::nvfp4 ? kNvfp4Block : 1;
+  return (width + block - 1) / block * block;
+}
+
+enum class Kind { w8, w8_asymmetric, w4_groups, w4_groups_asymmetric, w4_act_order, w3, w2, fp8, nvfp4, bf16, f32 };
+constexpr Kind kKinds[] = {Kind::w8,           Kind::w8_asymmetric,
+                           Kind::w4_groups,    Kind::w4_groups_asymmetric,
+                           Kind::w4_act_order, Kind::w3,
+                           Kind::w2,           Kind::fp8,
+                           Kind::nvfp4,        Kind::bf16,
+                           Kind::f32};
 
 // A linear with random weights, the bytes of its dense weights, and the W in float32 that is multiplied.
 struct Layer {
@@ -85,9 +95,10 @@ struct Layer {
     QuantizedWeight weight;
     weight.num_out = num_out;
     weight.num_in = num_in;
-    weight.bits = groups ? 4 : kind == Kind::w3 ? 3 : kind == Kind::w2 ? 2 : 8;
-    weight.code = kind == Kind::fp8 ? &kFp8Code : &kIntegerCode;
-    weight.group_size = groups ? num_in / 4 : kPerChannel;
+    weight.bits = groups || kind == Kind::nvfp4 ? 4 : kind == Kind::w3 ? 3 : kind == Kind::w2 ? 2 : 8;
+    weight.code = kind == Kind::fp8 ? &kFp8Code : kind == Kind::nvfp4 ? &kNvfp4Code : &kIntegerCode;
+    weight.group_size = groups ? num_in / 4 : kind == Kind::nvfp4 ? kNvfp4Code.block : kPerChannel;
+    if (kind == Kind::nvfp4) weight.scale_dtype = DType::F8_E4M3, weight.tensor_scale = 300.0f;
     weight.symmetric = kind != Kind::w8_asymmetric && kind != Kind::w4_groups_asymmetric;
     const uint32_t limit = 1u << weight.bits;
     for (int64_t i = 0; i < num_out * num_in; ++i) {
@@ -97,7 +108,8 @@ struct Layer {
       weight.codes_OI.push_back(static_cast<uint8_t>(code));
     }
     for (int64_t i = 0; i < num_out * weight.num_groups(); ++i) {
-      weight.scales_OG.push_back(round_to(0.01f + 0.001f * static_cast<float>(random() % 100), DType::BF16));
+      const float scale = 0.01f + 0.001f * static_cast<float>(random() % 100);
+      weight.scales_OG.push_back(round_to(scale * weight.tensor_scale, weight.scale_dtype));
       if (!weight.symmetric) weight.zeros_OG.push_back(static_cast<uint8_t>(random() % limit));
     }
     if (kind == Kind::w4_act_order) {
@@ -181,8 +193,10 @@ INSTANTIATE_TEST_SUITE_P(Formats, RoundedInput,
 
 TEST_P(RoundedInput, MeetsEveryKindOfWeightAsPlainLoopsHaveIt) {
   for (const Kind kind : kKinds) {
-    for (const auto& [num_rows, num_in, num_out] :
+    for (const auto& [num_rows, wanted_in, num_out] :
          {std::tuple{1, 16, 5}, {2, 64, 33}, {3, 200, 17}, {11, 72, 16}, {40, 136, 50}}) {
+      const int64_t num_in = width_for(format(), wanted_in);
+      if (kind == Kind::nvfp4 && num_in % kNvfp4Code.block != 0) continue;
       SCOPED_TRACE("kind " + std::to_string(static_cast<int>(kind)) + ", rows " + std::to_string(num_rows) +
                    ", inputs " + std::to_string(num_in));
       const Layer layer(kind, num_out, num_in, format(), 1), second(kind, 7, num_in, format(), 2);
@@ -214,7 +228,7 @@ TEST_P(RoundedInput, MeetsEveryKindOfWeightAsPlainLoopsHaveIt) {
 }
 
 TEST_P(RoundedInput, CodesAreThoseOfTheScalarDefinition) {
-  const int64_t num_rows = 20, width = 70;
+  const int64_t num_rows = 20, width = width_for(format(), 70);
   const Layer layer(Kind::w8, 4, width, format(), 1);
   const auto packed = backend_->pack({&layer.linear, 1});
   const std::vector<float> x = random_rows(num_rows, width, 9);
@@ -255,7 +269,7 @@ TEST_P(RoundedInput, CodesAreThoseOfTheScalarDefinition) {
 
 // add_norm and activate write the rounded form of exactly the rows that they write without rounding.
 TEST_P(RoundedInput, OperationsEmitWhatTheyWouldHaveWritten) {
-  const int64_t num_rows = 45, width = 600;
+  const int64_t num_rows = 45, width = width_for(format(), 600);
   const Layer layer(Kind::w8, 16, width, format(), 1);
   const auto packed = backend_->pack({&layer.linear, 1});
   const std::vector<Sequence> sequences = sequences_of(num_rows);

@@ -15,8 +15,17 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 
+def in_blocks(x, factor):
+    args = QuantizationArgs(num_bits=4, type="float", strategy="tensor_group", group_size=16, dynamic="local",
+                            scale_dtype=torch.float8_e4m3fn)
+    scale, zero = compute_dynamic_scales_and_zp(x, args, SimpleNamespace(), global_scale=factor)
+    return fake_quantize(x, scale, zero, args, global_scale=factor)
+
+
 def by_package(x, plan, ranging=None):
     """x on the grid that the package finds for `ranging`, which is x itself where not given."""
+    if plan["has_blocks"]:
+        return in_blocks(x, torch.tensor([plan["scale"]]))
     args = QuantizationArgs(num_bits=8, type=plan["type"], symmetric=plan["symmetric"], dynamic=plan["dynamic"],
                             strategy=plan["strategy"])
     if plan["dynamic"]:

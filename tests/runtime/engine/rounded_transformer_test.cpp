@@ -112,6 +112,7 @@ std::vector<Scheme> schemes() {
            kPerChannel,
            &kFp8Code,
            true},
+          {"w4_nvfp4_inputs", {.type = InputType::nvfp4, .scale = 448.0f * 6.0f / 8.0f}, 4, 8},
           {"llm_int8", outliers},
           {"llm_int8_asymmetric", asymmetric_outliers}};
 }
@@ -250,7 +251,8 @@ TEST(RoundedTransformerPython, TransformersGivesTheSameLogits) {
          logits);
     const InputFormat& input = scheme.input;
     plan.push_back({{"name", scheme.name},
-                    {"type", input.type == InputType::fp8 ? "float" : "int"},
+                    {"type", input.type == InputType::int8 ? "int" : "float"},
+                    {"has_blocks", input.type == InputType::nvfp4},
                     {"strategy", input.range == InputRange::token ? "token" : "tensor"},
                     {"symmetric", input.symmetric},
                     {"dynamic", input.range != InputRange::static_},

@@ -10,8 +10,18 @@ from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 from safetensors.torch import load_file
 
 
+def rounded_in_blocks(x, factor):
+    args = QuantizationArgs(num_bits=4, type="float", strategy="tensor_group", group_size=16, dynamic="local",
+                            scale_dtype=torch.float8_e4m3fn)
+    batch, factor = x.unsqueeze(0), torch.tensor([factor])
+    scale, zero = compute_dynamic_scales_and_zp(batch, args, SimpleNamespace(), global_scale=factor)
+    return fake_quantize(batch, scale, zero, args, global_scale=factor).squeeze(0)
+
+
 def rounded(x, name):
     kind, strategy, symmetry = name.split("_")
+    if kind == "nvfp4":
+        return rounded_in_blocks(x, float(strategy))
     static = strategy == "static"
     args = QuantizationArgs(num_bits=8, type=kind, symmetric=symmetry == "symmetric", dynamic=not static,
                             strategy="tensor" if static else strategy)
@@ -31,10 +41,11 @@ def check(tensors):
     assert torch.equal(codes.isnan(), expected.isnan()) and torch.equal(codes.nan_to_num(), expected.nan_to_num())
     found = tensors.pop("fp8_out")
     assert torch.equal(found, values.to(torch.float8_e4m3fn).view(torch.uint8)), "fp8 codes"
-    assert len(tensors) == 9, tensors.keys()
+    assert len(tensors) == 12, tensors.keys()
     for name, ours in tensors.items():
         theirs = rounded(x, name)
-        wrong = (ours != theirs).nonzero()
+        # The signs of zeros of nvfp4 as well.
+        wrong = (ours.view(torch.int32) != theirs.view(torch.int32) if name.startswith("nvfp4") else ours != theirs).nonzero()
         assert (
             len(wrong) == 0
         ), f"{name}: {len(wrong)} differ, first {wrong[0]}: {ours[tuple(wrong[0])]} {theirs[tuple(wrong[0])]}"

@@ -198,6 +198,41 @@ TEST(InputFormat, ARelativeThresholdFollowsTheScaleOfTheInput) {
   EXPECT_TRUE(outlier_columns(format, zeros, 40).empty());
 }
 
+// The values that E2M1 keeps, times 2: the others of a block of 16 are rounded to the nearest of them, ties to the even
+// code.
+TEST(Nvfp4, RoundsBlocksOfWrittenOutNumbers) {
+  // The factor is 448 * 6 / 6, so that the first block, whose largest value is 6, has the scale 1.
+  const InputFormat format = {.type = InputType::nvfp4, .scale = 448.0f};
+  std::vector<float> x = {6.0f, 0.25f, 0.26f, 0.75f, 0.74f, 1.25f, 1.75f, 2.5f,
+                          3.5f, 5.0f,  5.01f, -0.2f, -2.6f, 0.0f,  1.0f,  -6.0f};
+  const std::vector<float> expected = {6.0f, 0.0f, 0.5f, 1.0f,  0.5f,  1.0f, 2.0f, 2.0f,
+                                       4.0f, 4.0f, 6.0f, -0.0f, -3.0f, 0.0f, 1.0f, -6.0f};
+  // The second has a 64th of these: its scale of 7 is exact in E4M3, and so is everything else.
+  for (int i = 0; i < 16; ++i) x.push_back(x[static_cast<size_t>(i)] / 64.0f);
+  fake_quantize(format, x, 32);
+  for (size_t i = 0; i < 16; ++i) {
+    EXPECT_EQ(std::bit_cast<uint32_t>(x[i]), std::bit_cast<uint32_t>(expected[i])) << i;
+    EXPECT_EQ(x[16 + i], expected[i] / 64.0f) << i;
+  }
+}
+
+TEST(Nvfp4, ABlockHasAScaleOfItsOwn) {
+  const InputFormat format = {.type = InputType::nvfp4, .scale = 448.0f};
+  std::vector<float> x(48, 1.0f);
+  x[3] = 6.0f;
+  x[20] = kNaN;
+  x[40] = kInfinity;
+  fake_quantize(format, x, 48);
+  for (size_t i = 0; i < 16; ++i) EXPECT_EQ(x[i], i == 3 ? 6.0f : 1.0f);
+  for (size_t i = 16; i < 32; ++i) EXPECT_TRUE(std::isnan(x[i]));
+  for (size_t i = 32; i < 48; ++i) EXPECT_EQ(x[i], i == 40 ? 6.0f : 1.0f);  // E4M3 ends at 448, which stands for 1
+  // Blocks of zeros, and those too small for a scale, are zeros.
+  x.assign(32, 0.0f);
+  for (size_t i = 16; i < 32; ++i) x[i] = 1e-8f;
+  fake_quantize(format, x, 32);
+  EXPECT_EQ(x, std::vector<float>(32, 0.0f));
+}
+
 TEST(InputFormat, RefusesWhatDoesNotGoTogether) {
   const auto refused = [](InputFormat format, std::initializer_list<std::string> parts) {
     expect_error<std::invalid_argument>([&] { validate(format, 8, "q_proj"); }, parts);
@@ -212,6 +247,15 @@ TEST(InputFormat, RefusesWhatDoesNotGoTogether) {
   refused({.type = InputType::int8, .range = InputRange::tensor, .outliers = OutlierRule::columns}, {"per token"});
   refused({.type = InputType::int8, .outliers = OutlierRule::columns, .outlier_columns = {1, 1}}, {"ascending", "1"});
   refused({.type = InputType::int8, .outliers = OutlierRule::columns, .outlier_columns = {8}}, {"below 8", "8"});
+  refused({.type = InputType::nvfp4, .scale = 1.0f}, {"q_proj", "blocks of 16", "8 inputs"});
+  const auto refused_nvfp4 = [](InputFormat format, std::initializer_list<std::string> parts) {
+    format.type = InputType::nvfp4;
+    expect_error<std::invalid_argument>([&] { validate(format, 16, "q_proj"); }, parts);
+  };
+  refused_nvfp4({.symmetric = false, .scale = 1.0f}, {"nvfp4", "zero"});
+  refused_nvfp4({.range = InputRange::static_, .scale = 1.0f}, {"range token", "static"});
+  for (const float scale : {0.0f, -1.0f, 1e-40f, 2e38f, kInfinity, kNaN}) refused_nvfp4({.scale = scale}, {"1.2e-38"});
+  refused_nvfp4({.scale = 1.0f, .outliers = OutlierRule::absolute, .outlier_threshold = 6.0f}, {"outlier", "int8"});
   std::vector<float> x(7);
   expect_error<std::invalid_argument>([&] { fake_quantize({.type = InputType::int8}, x, 4); }, {"7 values", "4"});
 }
@@ -242,6 +286,10 @@ std::vector<NamedFormat> package_formats() {
       }
     }
   }
+  // With the least factor some blocks' scales are 0 in E4M3, and with the largest some are beyond its range.
+  for (const auto& [name, factor] : {std::pair{"0.25", 0.25f}, {"50", 50.0f}, {"3000", 3000.0f}}) {
+    formats.push_back({"nvfp4_" + std::string(name) + "_symmetric", {.type = InputType::nvfp4, .scale = factor}});
+  }
   return formats;
 }
 
@@ -264,6 +312,8 @@ TEST(InputFormat, CompressedTensorsGivesTheSameBits) {
       if (r == 7) value = i == 0 ? 127.5f : static_cast<float>(i % 40) + 0.5f;  // all ties
       if (r == 8) value = i == 0 ? 448.0f : std::ldexp(static_cast<float>(2 * i + 1), static_cast<int>(i % 9) - 11);
       if (r == 9) value = 1e-44f * static_cast<float>(i);
+      if (r == 10) value = i % 16 == 0 ? 6.0f : static_cast<float>(i % 16) * (i % 32 < 16 ? 0.25f : -0.375f);  // ties
+      if (r == 11) value = i % 3 == 0 ? -0.0f : i % 16 == 7 ? 24.0f : -1e-3f;
     }
   }
   TemporaryFolder folder;
