@@ -340,7 +340,7 @@ MUTANTS = [
             ),
             ("value", "(bits + 0x7FFFFu + (bits >> 20 & 1u))", "(bits + 0x80000u)"),
             ("value", "(bits + 0x1FFFFFu + (bits >> 22 & 1u))", "(bits + 0x200000u)"),
-            ("value", "bounded < 1.0f ? small : normal", "normal"),
+            ("value", "bounded < 1.0f ? small", "bounded < 0.5f ? small"),
             ("value", "(scale == 0.0f ? 0.125f : scale) / factor", "scale / factor"),
             ("bounds", "distance < kQuadsOfBlock;", "distance < kQuadsOfBlock / 2;"),
             ("bounds", "distance < kQuadsOfBlock;", "distance < 2 * kQuadsOfBlock;"),
