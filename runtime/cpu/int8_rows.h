@@ -1,5 +1,5 @@
-// Rounds rows of float32 activations to 8 or 4 bits with loops over one row, which is still in L1 when its producer calls
-// them. They compute what runtime/format/input_format.h defines, bit for bit.
+// Rounds rows of float32 activations to 8 or 4 bits with loops over one row, which is still in L1 when its producer
+// calls them. They compute what runtime/format/input_format.h defines, bit for bit.
 #pragma once
 
 #include <cstdint>

@@ -118,7 +118,7 @@ __device__ inline float rounded_to_fp8(float x, const DeviceGrid& grid) {
   return copysignf(to_e4m3(fabsf(scaled)), scaled) * grid.scale;
 }
 
-// Rounds a quad of a block of nvfp4. The block's other quads are those of the neighbouring lanes, and all lanes call it.
+// Rounds a quad of a block of nvfp4. The block's other quads are those of the neighbouring lanes. All lanes call it.
 __device__ inline void round_to_nvfp4(float factor, Quad& quad) {
   constexpr int kQuadsOfBlock = static_cast<int>(kNvfp4Block) / kQuad;
   float largest = 0.0f, has_nan = 0.0f;

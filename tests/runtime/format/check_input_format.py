@@ -45,7 +45,9 @@ def check(tensors):
     for name, ours in tensors.items():
         theirs = rounded(x, name)
         # The signs of zeros of nvfp4 as well.
-        wrong = (ours.view(torch.int32) != theirs.view(torch.int32) if name.startswith("nvfp4") else ours != theirs).nonzero()
+        with_signs = name.startswith("nvfp4")
+        differ = ours.view(torch.int32) != theirs.view(torch.int32) if with_signs else ours != theirs
+        wrong = differ.nonzero()
         assert (
             len(wrong) == 0
         ), f"{name}: {len(wrong)} differ, first {wrong[0]}: {ours[tuple(wrong[0])]} {theirs[tuple(wrong[0])]}"
