@@ -59,7 +59,7 @@ OrderedJson weights_json(const PackScheme& scheme) {
   return weights;
 }
 
-// What is dynamic of inputs in blocks: the blocks' scales, but not the factor of all of them.
+// Inputs in blocks have dynamic scales of blocks. The factor of all of them is stored.
 constexpr std::string_view kLocal = "local";
 
 // The package's strategy "token" is always dynamic; "tensor" is one scale for all tokens of a call, stored or not.

@@ -19,7 +19,7 @@ inline constexpr std::string_view kInputScaleSuffix = ".input_scale";
 inline constexpr std::string_view kInputZeroPointSuffix = ".input_zero_point";
 inline constexpr std::string_view kInputGlobalScaleSuffix = ".input_global_scale";
 
-// What a reader found under these names; null: absent.
+// These names hold what a reader found. A null pointer: absent.
 struct InputTensors {
   const TensorView* scale = nullptr;
   const TensorView* zero_point = nullptr;
