@@ -45,7 +45,7 @@ const std::vector<DeletingCall>& allowed_calls() {
        "where the file system cannot refuse to replace; nothing was there just before"},
       // The phases of a run in OUT.partial. If one of their names is a link, the run is refused before any of this.
       {"compress/artifact/workplace.cpp", "fs::remove_all(phase / kArtifact);", claimed},
-      {"compress/artifact/workplace.cpp", "fs::remove(phase / kMade / kManifestName);", claimed},
+      {"compress/artifact/workplace.cpp", "fs::remove(phase / kMade / runtime::kManifestName);", claimed},
       {"compress/artifact/workplace.cpp", "fs::remove_all(phase / kMade);", claimed},
       {"compress/artifact/workplace.cpp", "if (Workplace::is_own(file) || file.filename() == Workplace::kTraining",
        claimed},
@@ -62,7 +62,8 @@ const std::vector<DeletingCall>& allowed_calls() {
       {"compress/artifact/parts.cpp", "fs::remove(path);", "a temporary file in the claimed folder's progress"},
       {"compress/artifact/hugging_face.cpp", "fs::remove_all(directory);", "the artifact in the claimed folder"},
       {"compress/run/derive_student.cpp", "std::filesystem::remove_all(artifact.artifact_directory());", claimed},
-      {"compress/train/training_state.cpp", "if (path.extension() == \".safetensors\" || is_temporary_name(", claimed},
+      {"compress/train/training_state.cpp", "if (path.extension() == \".safetensors\" || runtime::is_temporary_name(",
+       claimed},
       {"compress/artifact/can_be_made.cpp", "::rmdir(name.c_str());", "mkdtemp has made it just now"},
       // A recording in OUT.partial.
       {"compress/record/unfinished_store.cpp", "fs::remove(remains->folder() / kRunFile);", claimed},
