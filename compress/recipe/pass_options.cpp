@@ -246,7 +246,8 @@ void GridPass<Options>::check_layer(const std::string& layer, int64_t num_out, i
         "layer " + layer + " [" + std::to_string(num_out) + ", " + std::to_string(num_in) + "]: blocks of " +
         std::to_string(grid.group_size) + " " + std::string(grid.code->name) + " codes do not divide its " +
         std::to_string(num_in) + " inputs. For such layers alone, put 'layers: {override: {\"" +
-        pattern_of_all_blocks(layer) + "\": {code: int, group_size: -1}}}' beside the pass's name");
+        pattern_of_all_blocks(layer) + "\": {code: int, group_size: -1" +
+        (activations.type == runtime::InputType::nvfp4 ? ", activations: none" : "") + "}}}' beside the pass's name");
   }
   std::string divisors;
   for (const int64_t size : quant::kGroupSizes) {

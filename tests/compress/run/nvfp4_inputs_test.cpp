@@ -57,6 +57,17 @@ TEST(Nvfp4Inputs, WhatTheyDoNotHaveIsRefusedByTheRecipe) {
   refused("sensitivity: {sites: nvfp4}\n" + recipe_of("rtn: {code: nvfp4}"), {"r.yaml:1", "none, int8"});
 }
 
+// What the message of a layer without whole blocks advises is accepted: integers do not go with inputs of nvfp4.
+TEST(Nvfp4Inputs, AdviceForALayerWithoutWholeBlocksIsAccepted) {
+  const std::string pass = "rtn: {code: nvfp4, activations: nvfp4}", layer = "model.layers.0.mlp.down_proj";
+  const std::string advice =
+      "layers: {override: {\"model.layers.*.mlp.down_proj\": {code: int, group_size: -1, activations: none}}}";
+  expect_error<std::invalid_argument>(
+      [&] { layer_options(parse_recipe(recipe_of(pass), "r.yaml").passes.at(0), layer, 64, 172); }, {layer, advice});
+  const Recipe recipe = parse_recipe(recipe_of(pass + "\n    " + advice), "r.yaml");
+  EXPECT_EQ(*std::as_const(*layer_options(recipe.passes.at(0), layer, 64, 172)).input(), InputFormat{});
+}
+
 TEST(Nvfp4Inputs, OverridesDecideByLayer) {
   const auto input_of = [](const std::string& pass, const std::string& overrides) {
     const Recipe recipe = parse_recipe(recipe_of(pass + "\n    layers: {override: {" + overrides + "}}"), "r.yaml");
