@@ -4,8 +4,7 @@
 #include "compress/recipe/prune_options.h"
 #include "compress/recipe/reconstruct_pass.h"
 
-namespace pare {
-using namespace compress;
+namespace pare::compress {
 namespace {
 
 template <typename Options>
@@ -36,4 +35,4 @@ std::span<const PassRow* const> pass_rows() {
   return pointers;
 }
 
-}  // namespace pare
+}  // namespace pare::compress

@@ -3,11 +3,10 @@
 
 #include <algorithm>
 
-namespace pare {
-using namespace quant;
+namespace pare::quant {
 
 void for_row_chunks(int64_t num_rows, int64_t chunk_rows, const std::function<void(int64_t, int64_t)>& body) {
   for (int64_t first = 0; first < num_rows; first += chunk_rows) body(first, std::min(chunk_rows, num_rows - first));
 }
 
-}  // namespace pare
+}  // namespace pare::quant
