@@ -109,22 +109,37 @@ std::string dump(const nlohmann::ordered_json& json) {
   return json_text(json);
 }
 
+namespace {
+InputFiles noted(const std::filesystem::path& path) {
+  InputFiles files;
+  files.add(path);
+  return files;
+}
+}  // namespace
+
 std::function<void(double, int64_t)> stage(Console& console, const std::string& name, const std::string& unit) {
   return stage_of(console.progress(), name, unit);
 }
 
 NamedModel::NamedModel(const std::string& path, bool is_checked, const std::string& instead, Console& console)
-    : directory_(path),
+    : path_(path),
+      source_(noted(path)),
+      directory_(std::in_place, path, MakeDirectory(), /*has_weights=*/false),
       is_checked_(is_checked),
       instead_(instead),
       console_(console),
       checkpoint_(is_checked ? open_described(directory(), instead, progress()) : Checkpoint::open(directory())) {}
 
-// The files that were opened must also be those that were hashed.
-void NamedModel::check_files() const {
-  if (!is_checked_) return;
+const Checkpoint& NamedModel::whole() {
+  if (directory_->is_temporary()) {
+    directory_.emplace(path_);
+    source_.check_unchanged();
+    checkpoint_ = Checkpoint::open(directory());
+  }
+  if (!is_checked_) return checkpoint_;
   require_whole_files(directory(), instead_, progress());
-  checkpoint_.check_unchanged();
+  checkpoint_.check_unchanged();  // the files that were opened must also be those that were hashed
+  return checkpoint_;
 }
 
 std::function<void(int64_t, int64_t)> NamedModel::progress() const {

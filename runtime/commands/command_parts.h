@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "runtime/engine/transformer.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/model/checkpoint.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 
 namespace pare::runtime {
@@ -56,22 +58,27 @@ std::string dump(const nlohmann::ordered_json& json);
 // on request. The stage's clock starts with the first call (0 units done), which such functions make before any work.
 std::function<void(double, int64_t)> stage(Console& console, const std::string& name, const std::string& unit);
 
-// A model that the command line names. If it is checked and has a manifest, its files must be what was written: those
-// that describe it before it is opened, and the weights when the caller says so.
+// A model that the command line names. What takes long comes when the caller says that options and data are in order:
+//   - If the model is checked and has a manifest, its files must be what was written. Those that describe it are hashed
+//     before it is opened, and the weights later.
+//   - Of a .gguf the header is imported first, and the weights later.
 class NamedModel {
  public:
   // Throws what ModelDirectory and open_described throw; `instead` is passed to the latter.
   NamedModel(const std::string& path, bool is_checked, const std::string& instead, Console& console);
 
-  const std::filesystem::path& directory() const { return directory_.path(); }
-  const Checkpoint& checkpoint() const { return checkpoint_; }
-  // Call it when options and data are in order, before the model is loaded: it may take minutes. Throws what
-  // require_whole_files and Checkpoint::check_unchanged throw.
-  void check_files() const;
+  const std::filesystem::path& directory() const { return directory_->path(); }
+  // The weights of this checkpoint are not to be read.
+  const Checkpoint& described() const { return checkpoint_; }
+  // Returns the same checkpoint when its weights may be read, which may take minutes. Data must not hold what
+  // described() gave by reference. Throws what require_whole_files, ModelDirectory and check_unchanged throw.
+  const Checkpoint& whole();
 
  private:
   std::function<void(int64_t, int64_t)> progress() const;
-  ModelDirectory directory_;
+  std::filesystem::path path_;
+  InputFiles source_;  // a .gguf is read twice
+  std::optional<ModelDirectory> directory_;
   bool is_checked_;
   std::string instead_;
   Console& console_;

@@ -96,8 +96,8 @@ void run_generate(const Arguments& arguments, Console& console) {
                                     .top_p = arguments.number("top-p"),
                                     .seed = static_cast<uint64_t>(arguments.integer("seed"))};
   const ModelLoader loader(arguments);
-  const NamedModel named(arguments.positional(0), arguments.flag("verify"), "", console);
-  const Checkpoint& checkpoint = named.checkpoint();
+  NamedModel named(arguments.positional(0), arguments.flag("verify"), "", console);
+  const Checkpoint& checkpoint = named.described();
   require_listed_files(named.directory());
   const Tokenizer tokenizer = Tokenizer::open(checkpoint.directory());
   const std::string& prompt = arguments.text("prompt");
@@ -110,8 +110,7 @@ void run_generate(const Arguments& arguments, Console& console) {
   loader.check_memory(
       checkpoint,
       {.num_rows = num_tokens, .num_tokens = num_tokens, .keeps_every_layer = true, .kv_bits = kv_bits(arguments)});
-  named.check_files();
-  Transformer model = loader.load(checkpoint, console);
+  Transformer model = loader.load(named.whole(), console);
   use_bits(arguments, model);
   ContinuedText stream(tokenizer, prompt, ids, console.model_text());
   const Generation generation = generate(model, ids, options, [&](int32_t id) { stream.add(id); });

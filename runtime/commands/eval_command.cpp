@@ -157,23 +157,23 @@ void run_eval(const Arguments& arguments, Console& console) {
   const ModelLoader loader(arguments);
   const bool is_checked = !arguments.flag("no-verify");
   const std::string instead = ", or use it as it is with --no-verify";
-  const NamedModel model(arguments.positional(0), is_checked, instead, console);
+  NamedModel model(arguments.positional(0), is_checked, instead, console);
   std::optional<NamedModel> named_reference;
   if (options->reference) named_reference.emplace(arguments.text(kReference), is_checked, instead, console);
-  const Checkpoint* const reference = named_reference ? &named_reference->checkpoint() : nullptr;
-  require_kind(model.checkpoint(), row.kind);
+  const Checkpoint* const reference = named_reference ? &named_reference->described() : nullptr;
+  require_kind(model.described(), row.kind);
   if (reference != nullptr) require_kind(*reference, row.kind);
   std::vector<std::string> events;
-  EvaluationSource source(model.checkpoint(), reference, events);
+  EvaluationSource source(model.described(), reference, events);
   const std::unique_ptr<Measurement> measurement = options->read(source);
   const EvaluationExtent extent = measurement->extent();
-  for (const auto& needs : memory_needs(model.checkpoint(), reference, {&extent, 1}, /*keeps_models=*/false,
+  for (const auto& needs : memory_needs(model.described(), reference, {&extent, 1}, /*keeps_models=*/false,
                                         loader.options().device == ComputeDevice::cpu)) {
     loader.require(needs);
   }
-  model.check_files();
-  if (named_reference) named_reference->check_files();
-  EvaluatedModels models(model.checkpoint(), reference, loader.backend(), /*keeps_models=*/false, &console.progress());
+  const Checkpoint& whole = model.whole();
+  if (named_reference) named_reference->whole();
+  EvaluatedModels models(whole, reference, loader.backend(), /*keeps_models=*/false, &console.progress());
   const std::unique_ptr<EvaluationResult> result = measurement->run(models, console.progress());
   result->events = events;
   result->peak_memory_bytes = memory.peak_bytes();

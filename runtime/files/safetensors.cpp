@@ -6,6 +6,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "runtime/files/safetensors_header.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/visible_text.h"
@@ -161,6 +162,17 @@ std::string header_text(const std::vector<StreamedTensor>& tensors, const std::m
   return header;
 }
 
+// Sorts the tensors as they are written, and returns all that stands before their bytes.
+std::string sort_and_describe(std::vector<StreamedTensor>& tensors, const std::map<std::string, int64_t>& sizes) {
+  std::sort(tensors.begin(), tensors.end(), [](const StreamedTensor& a, const StreamedTensor& b) {
+    const int rank_a = write_rank(a.dtype), rank_b = write_rank(b.dtype);
+    return rank_a != rank_b ? rank_a < rank_b : a.name < b.name;
+  });
+  const std::string header = header_text(tensors, sizes);
+  const uint64_t header_bytes = header.size();
+  return std::string(reinterpret_cast<const char*>(&header_bytes), sizeof header_bytes) + header;
+}
+
 // Returns the size in bytes of each tensor, by name. Throws std::invalid_argument for a bad name, shape or size.
 std::map<std::string, int64_t> check_before_writing(const std::filesystem::path& path,
                                                     const std::vector<StreamedTensor>& tensors) {
@@ -226,14 +238,8 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
 
 void write_safetensors(const std::filesystem::path& path, std::vector<StreamedTensor> tensors) {
   const std::map<std::string, int64_t> sizes = check_before_writing(path, tensors);
-  std::sort(tensors.begin(), tensors.end(), [](const StreamedTensor& a, const StreamedTensor& b) {
-    const int rank_a = write_rank(a.dtype), rank_b = write_rank(b.dtype);
-    return rank_a != rank_b ? rank_a < rank_b : a.name < b.name;
-  });
-  const std::string header = header_text(tensors, sizes);
-  const uint64_t header_bytes = header.size();
+  const std::string header = sort_and_describe(tensors, sizes);
   write_file_atomically(path, [&](const ByteSink& sink) {
-    sink(std::as_bytes(std::span(&header_bytes, 1)));
     sink(std::as_bytes(std::span(header)));
     for (const StreamedTensor& tensor : tensors) {
       int64_t num_bytes = 0;
@@ -248,6 +254,15 @@ void write_safetensors(const std::filesystem::path& path, std::vector<StreamedTe
       }
     }
   });
+}
+
+void write_safetensors_header(const std::filesystem::path& path, std::vector<StreamedTensor> tensors) {
+  const std::map<std::string, int64_t> sizes = check_before_writing(path, tensors);
+  const std::string header = sort_and_describe(tensors, sizes);
+  uintmax_t file_bytes = header.size();
+  for (const auto& [name, num_bytes] : sizes) file_bytes += static_cast<uintmax_t>(num_bytes);
+  write_file_atomically(path, header);
+  std::filesystem::resize_file(path, file_bytes);
 }
 
 void write_safetensors(const std::filesystem::path& path, std::vector<NamedTensor> tensors) {

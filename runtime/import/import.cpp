@@ -7,8 +7,10 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "runtime/files/safetensors_header.h"
 #include "runtime/import/import_sources.h"
 #include "runtime/model/checkpoint.h"
+#include "runtime/model/checkpoint_files.h"
 #include "runtime/model/mistaken_path.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
@@ -48,6 +50,7 @@ std::filesystem::path find_llama2c_tokenizer(const std::filesystem::path& source
 
 void write_model(ImportedModel model, const std::filesystem::path& directory, const ImportOptions& options) {
   for (const auto& [name, content] : model.text_files) write_file_atomically(directory / name, content);
+  if (!options.has_weights) return write_safetensors_header(directory / kSingleFileName, std::move(model.tensors));
   const auto num_tensors = static_cast<int64_t>(model.tensors.size());
   if (options.progress) options.progress(0, num_tensors);
   for (auto done = std::make_shared<int64_t>(0); StreamedTensor & tensor : model.tensors) {
@@ -59,7 +62,7 @@ void write_model(ImportedModel model, const std::filesystem::path& directory, co
       if (options.progress) options.progress(++*done, num_tensors);
     };
   }
-  write_safetensors(directory / "model.safetensors", std::move(model.tensors));
+  write_safetensors(directory / kSingleFileName, std::move(model.tensors));
 }
 
 }  // namespace

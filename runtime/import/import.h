@@ -17,6 +17,9 @@ struct ImportOptions {
   // tok*.bin.
   std::filesystem::path tokenizer;
   DType dtype = DType::BF16;  // the type of the weights written: BF16, F16 or F32
+  // False: model.safetensors describes the weights, and has a hole in their place, which reads as zeros. So data can be
+  // read for a model before hours of decoding, with all that the source's header says.
+  bool has_weights = true;
   // Called with (tensors done, tensors). May be empty.
   std::function<void(int64_t, int64_t)> progress;
 };

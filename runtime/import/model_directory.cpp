@@ -74,7 +74,7 @@ fs::path folder_name(const fs::path& model) {
 
 }  // namespace
 
-ModelDirectory::ModelDirectory(const fs::path& model, const MakeDirectory& make) : path_(model) {
+ModelDirectory::ModelDirectory(const fs::path& model, const MakeDirectory& make, bool has_weights) : path_(model) {
   if (model.extension() != ".gguf" && !make) return;
   std::error_code error;
   const fs::path parent = fs::temp_directory_path(error);
@@ -95,7 +95,8 @@ ModelDirectory::ModelDirectory(const fs::path& model, const MakeDirectory& make)
   path_ = temporary_ / (make ? folder_name(model) : model.stem());
   try {
     fs::create_symlink("nothing", temporary_ / kMark);
-    make ? make(model, path_) : import_model(model, path_, {});
+    make ? make(model, path_)
+         : import_model(model, path_, {.tokenizer = {}, .has_weights = has_weights, .progress = {}});
     take_names_away();
     const std::lock_guard lock(imports().mutex);
     imports().paths.insert(path_);

@@ -20,13 +20,16 @@ using MakeDirectory = std::function<void(const std::filesystem::path& model, con
 // a model removes its remains.
 class ModelDirectory {
  public:
-  // Throws what import_model or `make` throws, and std::runtime_error if no temporary folder can be made.
-  explicit ModelDirectory(const std::filesystem::path& model, const MakeDirectory& make = {});
+  // has_weights: as of ImportOptions, for a .gguf. Throws what import_model or `make` throws, and std::runtime_error if
+  // no temporary folder can be made.
+  explicit ModelDirectory(const std::filesystem::path& model, const MakeDirectory& make = {}, bool has_weights = true);
   ModelDirectory(const ModelDirectory&) = delete;
   ModelDirectory& operator=(const ModelDirectory&) = delete;
   ~ModelDirectory();
 
   const std::filesystem::path& path() const { return path_; }
+  // True for another directory than the model's own.
+  bool is_temporary() const { return !temporary_.empty(); }
 
   // True for the path of such an import that this process holds.
   static bool is_import(const std::filesystem::path& directory);

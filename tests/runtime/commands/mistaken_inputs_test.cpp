@@ -1,11 +1,18 @@
 // Inputs that people give by mistake: each message says what the input is, and what helps.
+#include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "runtime/files/npy.h"
+#include "tests/places.h"
 #include "tests/runtime/commands/pare_runtime.h"
+#include "tests/small_disk.h"
 
 namespace pare {
+using namespace runtime;
 namespace {
 
 namespace fs = std::filesystem;
@@ -184,6 +191,39 @@ TEST_F(MistakenInputs, TwoThingsToMeasureAreOneTooMany) {
   expect_failure("eval --pairs p.tsv --text t.txt" + rest, 2,
                  {"--text measures perplexity on a text (decoders), and --pairs measures embeddings of pairs of texts "
                   "(encoders)"});
+}
+
+// The header of a .gguf is enough to read data for its model. On this disk there is room for the header's import alone.
+TEST_F(MistakenInputs, BadDataAreToldBeforeAGgufIsImported) {
+  const std::string gguf = std::string(kSourceFolder) + "/tests/golden/gguf/llama_gqa_untied.gguf";
+  const fs::path disk = folder_.path() / "disk";
+  fs::create_directory(disk);
+  write(folder_.path() / "short.txt", "few");
+  write(folder_.path() / "broken.jsonl", "{");
+  write(folder_.path() / "broken.json", "[{}]");
+  write_npy(folder_.path() / "ids.npy", {.num_windows = 1, .num_tokens = 2, .ids_NT = {1, 1 << 20}});
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"eval --text missing.txt", "cannot read"},
+      {"eval --text short.txt", "less than one window"},
+      {"eval --text broken.jsonl", "broken.jsonl:1"},
+      {"eval --text ids.npy", "outside the model's vocabulary"},
+      {"eval --instructions broken.json", "instruction"},
+      {"eval --text ids.npy --reference " + model_.string(), "outside the model's vocabulary"},
+      {"generate --prompt x --max-tokens 1000000", "tokens"},
+      {"eval --text text.txt --context 8", "No space left on device"}};
+  const std::optional<int> failed = on_a_small_disk(disk, "64k", [&] {
+    for (const auto& [words, part] : cases) {
+      const std::string before = "cd " + folder_.path().string() + " && env TMPDIR=" + disk.string();
+      const size_t command = words.find(' ');
+      const Outcome result = run(words.substr(0, command) + " " + gguf + words.substr(command), before);
+      if (result.status == 1 && result.err.find(part) != std::string::npos && fs::is_empty(disk)) continue;
+      std::fprintf(stderr, "%s: %s\n", words.c_str(), result.err.c_str());
+      return 1;
+    }
+    return 0;
+  });
+  if (!failed) GTEST_SKIP() << "a test may mount nothing here";
+  EXPECT_EQ(*failed, 0);
 }
 
 }  // namespace

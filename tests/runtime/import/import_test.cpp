@@ -5,13 +5,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <functional>
 #include <map>
+#include <utility>
 
+#include "runtime/files/safetensors.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
@@ -182,6 +185,30 @@ std::map<std::string, std::string> files_in(const std::filesystem::path& folder)
 }
 
 const std::string kSource = kGolden + "gguf/llama_gqa_untied.gguf";
+
+TEST(Import, WithoutItsWeightsAModelIsDescribedAsItIs) {
+  TemporaryFolder folder;
+  const auto whole = folder.path() / "whole", described = folder.path() / "described";
+  import_model(kSource, whole, {});
+  int num_decoded = 0;
+  import_model(kSource, described,
+               {.tokenizer = {}, .has_weights = false, .progress = [&](int64_t, int64_t) { ++num_decoded; }});
+  EXPECT_EQ(num_decoded, 0);
+  for (const auto& [name, content] : files_in(whole)) {
+    if (name == "model.safetensors") continue;
+    EXPECT_EQ(read_text_file(described / name), content) << name;
+  }
+  const auto expected = SafetensorsFile::open(whole / "model.safetensors");
+  const auto found = SafetensorsFile::open(described / "model.safetensors");
+  ASSERT_EQ(found.file().bytes().size(), expected.file().bytes().size());
+  ASSERT_EQ(found.tensors().size(), expected.tensors().size());
+  for (const auto& [name, tensor] : expected.tensors()) {
+    const TensorView& hole = found.tensors().at(name);
+    EXPECT_EQ(std::pair(hole.dtype, hole.shape), std::pair(tensor.dtype, tensor.shape)) << name;
+    EXPECT_EQ(hole.data.data() - found.file().bytes().data(), tensor.data.data() - expected.file().bytes().data());
+    EXPECT_TRUE(std::all_of(hole.data.begin(), hole.data.end(), [](std::byte byte) { return byte == std::byte{0}; }));
+  }
+}
 
 TEST(Import, WhatIsNotItsOwnStays) {
   TemporaryFolder folder;
