@@ -209,6 +209,11 @@ def nvfp4(module, rows, columns):
     }
 
 
+def nvfp4_inputs(module, rows, columns):
+    factor = struct.pack("<f", 448.0)
+    return nvfp4(module, rows, columns) | {module + ".input_global_scale": ("F32", [1], factor)}
+
+
 def make_checkpoints():
     tokenizer = (CORPUS / "tokenizer" / "sentencepiece.json").read_text()
     manifest = {"outputs": {"config.json": "0" * 64},
@@ -288,6 +293,12 @@ def make_checkpoints():
                            "1_Pooling/config.json": {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True},
                            "sentence_bert_config.json": {"max_seq_length": 8},
                            "tokenizer.json": (CORPUS / "tokenizer" / "word_piece.json").read_text()})
+    group = fp4["config_groups"]["group_0"]
+    inputs = group["weights"] | {"dynamic": "local"}
+    fp4 = fp4 | {"config_groups": {"group_0": group | {"input_activations": inputs}}}
+    write("config", "quantization_fp4_inputs.json", json.dumps(fp4))
+    checkpoint("nvfp4_inputs", {"config.json": wide | {"quantization_config": fp4},
+                                "model.safetensors": safetensors(llama_tensors(nvfp4_inputs, times=2))})
 
 
 # --- programs and choices: bytes that the fuzzers read as such ---
