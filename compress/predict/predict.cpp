@@ -289,7 +289,7 @@ Prediction predict(const RunPlan& plan, const runtime::Checkpoint& checkpoint, c
   const Sizes sizes = measure_sizes(plan, checkpoint, workload.linear_bytes);
   const Operations operations = count_operations(plan, model, workload);
   const int64_t survey_memory =
-      workload.survey ? LeaveOneOut::size_bytes(model, workload.survey->extent, workload.num_threads) : 0;
+      workload.survey ? LeaveOneOut::size_bytes(checkpoint, workload.survey->extent, workload.num_threads) : 0;
   const int64_t libraries = process_bytes(base_bytes, workload.num_threads, widest_of(model));
   // The block is there in float32, as codes and packed, and the original's block in float32.
   const int64_t block_bytes = sizes.largest_block * (4 + 1 + 1 + (plan.carries_original() ? 4 : 0));

@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "quant/row_chunks.h"
+#include "runtime/engine/memory_need.h"
 #include "runtime/system/interrupt.h"
 
 namespace pare::compress {
@@ -199,13 +200,18 @@ std::vector<WindowLosses> LeaveOneOut::arrived() {
   return losses;
 }
 
-int64_t LeaveOneOut::size_bytes(const runtime::ModelDescription& model, const Extent& extent, int num_threads) {
+int64_t LeaveOneOut::size_bytes(const runtime::Checkpoint& checkpoint, const Extent& extent, int num_threads) {
+  const runtime::ModelDescription& model = checkpoint.description();
   const int64_t num_tokens = extent.num_tokens;
   const int64_t hidden = extent.num_windows * num_tokens * model.hidden_size * static_cast<int64_t>(sizeof(float));
-  const int64_t head = model.vocabulary_size * model.hidden_size * 2;
-  // It holds the states, their copies for each change, the travellers and both final states. It also holds the current
-  // block, the next one, and the changes of this block and, for travellers, of their groups.
-  return hidden * (1 + extent.changes_per_block + extent.num_travellers + 2) + head + 3 * largest_block(model) * 4 +
+  const runtime::LinearDescription head = checkpoint.head();
+  const int64_t head_bytes = runtime::packed_weight_bytes(
+      head, runtime::dense_scheme(), checkpoint.tensor(head.name + ".weight").dtype, /*on_host=*/true);
+  // It holds the states, their copies for each change, the travellers and both final states. The unchanged model's pass
+  // takes one copy as well. It also holds the current block, the next one, and the changes of this block and, for
+  // travellers, of their groups.
+  const int64_t num_copies = std::max<int64_t>(extent.changes_per_block, 1);
+  return hidden * (1 + num_copies + extent.num_travellers + 2) + head_bytes + 3 * largest_block(model) * 4 +
          num_threads * BlockFunctions::forward_bytes(model, num_tokens);
 }
 

@@ -63,7 +63,7 @@ class LeaveOneOut {
     int64_t changes_per_block = 0;
     int64_t num_travellers = 0;
   };
-  static int64_t size_bytes(const runtime::ModelDescription& model, const Extent& extent, int num_threads);
+  static int64_t size_bytes(const runtime::Checkpoint& checkpoint, const Extent& extent, int num_threads);
   static double num_operations(const runtime::ModelDescription& model,
                                const Extent& extent);  // floating-point operations
 

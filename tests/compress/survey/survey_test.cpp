@@ -15,10 +15,13 @@
 #include <nlohmann/json.hpp>
 
 #include "compress/survey/budget.h"
+#include "compress/survey/leave_one_out.h"
 #include "quant/rtn.h"
 #include "runtime/commands/inspect.h"
 #include "runtime/commands/verify.h"
+#include "runtime/device/make_backend.h"
 #include "runtime/files/npy.h"
+#include "runtime/files/safetensors.h"
 #include "tests/compress/run_pare.h"
 #include "tests/compress/walk/plain_forward.h"
 
@@ -36,6 +39,48 @@ const std::string kFamily = "llama_gqa_untied";
 Json read_json(const fs::path& path) {
   std::ifstream file(path);
   return Json::parse(file);
+}
+
+// The head is held in the type of its file: the prediction must grow with it by what the backend's packed head grows.
+TEST(LeaveOneOutMemory, CountsTheHeadInItsType) {
+  const TemporaryFolder folder("survey_head");
+  const Checkpoint in_float32 = Checkpoint::open(family(kFamily));
+  const std::string name = in_float32.head().name + ".weight";
+  ASSERT_EQ(in_float32.tensor(name).dtype, DType::F32);
+  std::vector<NamedTensor> tensors;
+  std::vector<float> values(static_cast<size_t>(in_float32.tensor(name).num_elements()));
+  std::vector<std::byte> halves(values.size() * 2);
+  convert_to_float(DType::F32, in_float32.tensor(name).data, values);
+  convert_from_float(DType::BF16, values, halves);
+  for (const std::string& each : in_float32.tensor_names()) {
+    const TensorView& tensor = in_float32.tensor(each);
+    tensors.push_back(each == name ? NamedTensor{each, DType::BF16, tensor.shape, halves}
+                                   : NamedTensor{each, tensor.dtype, tensor.shape, tensor.data});
+  }
+  fs::copy(family(kFamily), folder / "half");
+  write_safetensors(folder / "half" / "model.safetensors", std::move(tensors));
+  const Checkpoint in_bfloat16 = Checkpoint::open(folder / "half");
+
+  const std::unique_ptr<Backend> backend = make_backend({.num_threads = 1});
+  const auto packed_bytes = [&](const Checkpoint& checkpoint) {
+    const LinearWeights head = checkpoint.linear(checkpoint.head());
+    return backend->pack({&head, 1})->resident_bytes();
+  };
+  const LeaveOneOut::Extent extent{.num_windows = 2, .num_tokens = 16, .changes_per_block = 3, .num_travellers = 1};
+  ASSERT_EQ(packed_bytes(in_float32), 2 * packed_bytes(in_bfloat16));
+  EXPECT_EQ(LeaveOneOut::size_bytes(in_float32, extent, 2) - LeaveOneOut::size_bytes(in_bfloat16, extent, 2),
+            packed_bytes(in_float32) - packed_bytes(in_bfloat16));
+}
+
+// The unchanged model's pass takes a copy of the states, as a change does.
+TEST(LeaveOneOutMemory, CountsTheUnchangedModelsCopy) {
+  const Checkpoint checkpoint = Checkpoint::open(family(kFamily));
+  const auto bytes = [&](int64_t num_changes) {
+    return LeaveOneOut::size_bytes(
+        checkpoint, {.num_windows = 2, .num_tokens = 16, .changes_per_block = num_changes, .num_travellers = 3}, 1);
+  };
+  EXPECT_EQ(bytes(0), bytes(1));
+  EXPECT_EQ(bytes(2) - bytes(1), 2 * 16 * checkpoint.description().hidden_size * 4);
 }
 
 // The table is as wide as the terminal. Names lose their beginning first, then the least important column is left out.
