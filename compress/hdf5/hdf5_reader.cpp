@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "runtime/system/visible_text.h"
-#include "runtime/tokenizer/unicode.h"
+#include "runtime/text/unicode.h"
 
 namespace pare::compress {
 namespace {

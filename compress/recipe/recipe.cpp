@@ -9,7 +9,7 @@
 #include "compress/recipe/yaml_value.h"
 #include "runtime/commands/option_table.h"
 #include "runtime/system/atomic_file.h"
-#include "runtime/tokenizer/unicode.h"
+#include "runtime/text/unicode.h"
 
 namespace pare::compress {
 namespace {

@@ -17,7 +17,7 @@
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/progress.h"
 #include "runtime/system/visible_text.h"
-#include "runtime/tokenizer/unicode.h"
+#include "runtime/text/unicode.h"
 
 namespace pare::runtime {
 namespace {

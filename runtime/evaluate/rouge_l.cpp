@@ -5,7 +5,7 @@
 #include <stdexcept>
 
 #include "runtime/evaluate/porter_stemmer.h"
-#include "runtime/tokenizer/unicode.h"
+#include "runtime/text/unicode.h"
 
 namespace pare::runtime {
 namespace {

@@ -9,7 +9,7 @@
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
-#include "runtime/tokenizer/unicode.h"
+#include "runtime/text/unicode.h"
 
 namespace pare::runtime {
 namespace {

@@ -14,8 +14,8 @@
 #include "runtime/import/import_sources.h"
 #include "runtime/model/families.h"
 #include "runtime/system/json_text.h"
+#include "runtime/text/unicode.h"
 #include "runtime/tokenizer/gguf_vocabulary.h"
-#include "runtime/tokenizer/unicode.h"
 
 namespace pare::runtime {
 namespace {

@@ -4,9 +4,35 @@
 #include <stdexcept>
 
 #include "runtime/system/visible_text.h"
-#include "runtime/tokenizer/unicode.h"
+#include "runtime/text/unicode.h"
 
 namespace pare::runtime {
+
+void AddedVocabulary::add(std::vector<AddedToken> tokens, const TokenModel& model) {
+  auto next = static_cast<int64_t>(model.vocabulary().size());
+  for (const AddedToken& token : tokens_) next = std::max<int64_t>(next, token.id + int64_t{1});
+  for (AddedToken& token : tokens) {
+    if (token.content.empty()) continue;
+    token.decodes_normalized = token.normalized;
+    if (const auto known = places_.find(token.content); known != places_.end()) {
+      AddedToken& earlier = tokens_[known->second];
+      token.id = earlier.id;
+      token.special = token.special || earlier.special;
+      token.decodes_normalized = token.decodes_normalized || earlier.decodes_normalized;
+      earlier = std::move(token);
+      continue;
+    }
+    const auto in_model = model.id(token.content);
+    token.id = in_model ? *in_model : static_cast<int32_t>(next++);
+    places_.emplace(token.content, tokens_.size());
+    tokens_.push_back(std::move(token));
+  }
+}
+
+const AddedToken* AddedVocabulary::find(std::string_view content) const {
+  const auto found = places_.find(std::string(content));
+  return found == places_.end() ? nullptr : &tokens_[found->second];
+}
 
 void AddedTokenFinder::add(const AddedToken& token, const std::string& pattern) {
   if (pattern.empty() || pattern.size() > kMaxBytes) {
@@ -65,6 +91,7 @@ void AddedTokenFinder::split(std::string_view text, const std::function<void(siz
     const AddedToken* token = &match->second;
     size_t begin = at, end = at + match->first.size();
     at = end;  // also if rstrip takes more below: white space may start a token itself
+    if (token->is_text) continue;
     if (token->single_word && touches_word(text, begin, end)) continue;
     if (token->lstrip) {
       while (begin > covered) {

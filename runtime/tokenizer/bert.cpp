@@ -2,13 +2,13 @@
 
 #include <algorithm>
 
+#include "runtime/text/unicode.h"
 #include "runtime/tokenizer/bert_tables.h"
-#include "runtime/tokenizer/unicode.h"
 
 namespace pare::runtime {
 namespace {
 
-bool is_in(const std::vector<bert::Range>& table, char32_t c) {
+bool is_in_class(const std::vector<bert::Range>& table, char32_t c) {
   const auto range =
       std::upper_bound(table.begin(), table.end(), c, [](char32_t x, const bert::Range& r) { return x < r.first; });
   return range != table.begin() && c <= (range - 1)->last;
@@ -34,9 +34,9 @@ std::string BertNormalize::apply(std::string_view text) const {
   std::string spaced;
   spaced.reserve(text.size());
   for_each_character(text, [&](char32_t c) {
-    if (clean_text && is_in(bert::kRemoved, c)) return;
+    if (clean_text && is_in_class(bert::kRemoved, c)) return;
     if (clean_text && is_white_space(c)) c = U' ';
-    const bool stands_alone = space_ideographs && is_in(bert::kSpaced, c);
+    const bool stands_alone = space_ideographs && is_in_class(bert::kSpaced, c);
     if (stands_alone) spaced += ' ';
     utf8_append(c, spaced);
     if (stands_alone) spaced += ' ';
@@ -45,7 +45,7 @@ std::string BertNormalize::apply(std::string_view text) const {
   std::string out;
   out.reserve(spaced.size());
   for_each_character(spaced, [&](char32_t c) {
-    if (strip_accents && is_in(bert::kMarks, c)) return;
+    if (strip_accents && is_in_class(bert::kMarks, c)) return;
     if (lowercase) {
       append_lower(c, out);
     } else {
@@ -53,6 +53,17 @@ std::string BertNormalize::apply(std::string_view text) const {
     }
   });
   return out;
+}
+
+std::string lower_case(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for_each_character(text, [&](char32_t c) { append_lower(c, out); });
+  return out;
+}
+
+bool is_punctuation(char32_t code_point) {
+  return is_in_class(bert::kPunctuation, code_point);
 }
 
 void split_bert(std::string_view text, const std::function<void(size_t begin, size_t end)>& sink) {
@@ -64,7 +75,7 @@ void split_bert(std::string_view text, const std::function<void(size_t begin, si
     const char32_t c = utf8_decode(text, i);
     const size_t next = i + utf8_length(text[i]);
     const bool is_space = is_white_space(c);
-    if (is_space || is_in(bert::kPunctuation, c)) {
+    if (is_space || is_in_class(bert::kPunctuation, c)) {
       finish(i);
       if (!is_space) sink(i, next);
       begin = next;

@@ -17,6 +17,11 @@ struct BertNormalize {
   std::string apply(std::string_view text) const;  // `text` must be valid UTF-8
 };
 
+// Returns valid UTF-8 in lower case, as Rust's char::to_lowercase gives it.
+std::string lower_case(std::string_view text);
+
+bool is_punctuation(char32_t code_point);  // Unicode's, and all of ASCII's signs
+
 // Calls the sink with the pieces of valid UTF-8. White space separates and is dropped; each punctuation character is a
 // piece of its own.
 void split_bert(std::string_view text, const std::function<void(size_t begin, size_t end)>& sink);

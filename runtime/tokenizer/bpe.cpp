@@ -7,7 +7,7 @@
 
 #include "runtime/system/interrupt.h"
 #include "runtime/system/visible_text.h"
-#include "runtime/tokenizer/unicode.h"
+#include "runtime/text/unicode.h"
 
 namespace pare::runtime {
 namespace {
@@ -62,6 +62,12 @@ std::optional<std::string> characters_to_bytes(std::string_view text) {
     bytes.push_back(static_cast<char>(kReverseAlphabet[character]));
   }
   return bytes;
+}
+
+std::string bytes_to_characters(std::string_view bytes) {
+  std::string text;
+  for (const char byte : bytes) utf8_append(kAlphabet[static_cast<unsigned char>(byte)], text);
+  return text;
 }
 
 const std::pair<uint32_t, uint32_t>* WordCache::find(std::string_view word) const {

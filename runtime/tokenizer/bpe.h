@@ -20,6 +20,7 @@ namespace pare::runtime {
 // gives every byte a printable character, so that a vocabulary of bytes can be written as text
 // (https://github.com/openai/gpt-2/blob/master/src/encoder.py, bytes_to_unicode).
 std::optional<std::string> characters_to_bytes(std::string_view text);
+std::string bytes_to_characters(std::string_view bytes);
 
 struct BpeOptions {
   bool byte_level = false;     // pieces are raw bytes; the vocabulary is written in GPT-2's alphabet

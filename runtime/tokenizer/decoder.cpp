@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "runtime/text/unicode.h"
 #include "runtime/tokenizer/bpe.h"
-#include "runtime/tokenizer/unicode.h"
 
 namespace pare::runtime {
 namespace {

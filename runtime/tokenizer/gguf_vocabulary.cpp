@@ -11,7 +11,7 @@
 #include "runtime/files/gguf.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/visible_text.h"
-#include "runtime/tokenizer/unicode.h"
+#include "runtime/text/unicode.h"
 
 namespace pare::runtime {
 namespace {

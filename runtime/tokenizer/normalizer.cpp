@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "runtime/tokenizer/unicode.h"
+#include "runtime/text/unicode.h"
 
 namespace pare::runtime {
 
@@ -33,19 +33,65 @@ std::string Replace::apply(std::string_view text) const {
   return out.append(text, copied);
 }
 
+namespace {
+
+std::string normalize_step(NormalizationForm form, const std::string& text) {
+  switch (form) {
+    case NormalizationForm::nfc:
+      return normalize_nfc(text);
+    case NormalizationForm::nfd:
+      return normalize_nfd(text);
+    case NormalizationForm::nfkc:
+      return normalize_nfkc(text);
+    case NormalizationForm::nfkd:
+      return normalize_nfkd(text);
+  }
+  return text;
+}
+
+std::string normalize_step(const Lowercase&, const std::string& text) {
+  return lower_case(text);
+}
+
+std::string normalize_step(const StripAccents&, const std::string& text) {
+  std::string out;
+  out.reserve(text.size());
+  for (size_t at = 0; at < text.size(); at += utf8_length(text[at])) {
+    if (!is_combining_mark(utf8_decode(text, at))) out.append(text, at, utf8_length(text[at]));
+  }
+  return out;
+}
+
+std::string normalize_step(const StripSpaces& step, const std::string& text) {
+  size_t begin = 0, end = text.size();
+  while (step.left && begin < end && is_white_space(utf8_decode(text, begin))) begin += utf8_length(text[begin]);
+  while (step.right && end > begin && is_white_space(utf8_decode(text, utf8_previous(text, end)))) {
+    end = utf8_previous(text, end);
+  }
+  return text.substr(begin, end - begin);
+}
+
+std::string normalize_step(const Prepend& step, const std::string& text) {
+  return text.empty() ? text : step.prefix + text;
+}
+
+std::string normalize_step(const Charsmap& step, const std::string& text) {
+  return step.apply(text);
+}
+std::string normalize_step(const Replace& step, const std::string& text) {
+  return step.apply(text);
+}
+std::string normalize_step(const BertNormalize& step, const std::string& text) {
+  return step.apply(text);
+}
+
+}  // namespace
+
 std::string Normalizer::apply(std::string_view text) const {
   const size_t limit = max_rewritten_size(text.size());
   std::string out(text);
   for (const Step& step : steps_) {
-    if (std::holds_alternative<NormalizeNfc>(step)) {
-      out = normalize_nfc(out);
-    } else if (const auto* prepend = std::get_if<Prepend>(&step)) {
-      if (!out.empty()) out.insert(0, prepend->prefix);
-    } else if (const auto* bert = std::get_if<BertNormalize>(&step)) {
-      out = bert->apply(out);
-    } else {
-      out = std::get<Replace>(step).apply(out);
-    }
+    out = std::visit([&](const auto& one) { return normalize_step(one, out); }, step);
     if (out.size() > limit) {
       throw std::runtime_error("the tokenizer's normalizer makes " + std::to_string(out.size()) + " bytes out of " +
                                std::to_string(text.size()) + "; at most " + std::to_string(limit) + " are expected");

@@ -1,5 +1,4 @@
-// The changes that a tokenizer file makes to text before it is split: a sequence of NFC, Prepend, Replace and BERT's
-// own.
+// The changes that a tokenizer file makes to text before it is split, one after the other.
 #pragma once
 
 #include <string>
@@ -7,12 +6,18 @@
 #include <variant>
 #include <vector>
 
+#include "runtime/text/charsmap.h"
+#include "runtime/text/regex.h"
 #include "runtime/tokenizer/bert.h"
-#include "runtime/tokenizer/regex.h"
 
 namespace pare::runtime {
 
-struct NormalizeNfc {};
+enum class NormalizationForm { nfc, nfd, nfkc, nfkd };
+struct Lowercase {};
+struct StripAccents {};  // removes combining marks
+struct StripSpaces {     // removes white space at the text's ends
+  bool left = true, right = true;
+};
 struct Prepend {
   std::string prefix;  // put before every text that is not empty
 };
@@ -28,7 +33,8 @@ size_t max_rewritten_size(size_t size_bytes);
 
 class Normalizer {
  public:
-  using Step = std::variant<NormalizeNfc, Prepend, Replace, BertNormalize>;
+  using Step =
+      std::variant<NormalizationForm, Lowercase, StripAccents, StripSpaces, Charsmap, Prepend, Replace, BertNormalize>;
   void add(Step step) { steps_.push_back(std::move(step)); }
   bool empty() const { return steps_.empty(); }
 

@@ -2,7 +2,9 @@
 
 #include <optional>
 
+#include "runtime/text/unicode.h"
 #include "runtime/tokenizer/bert.h"
+#include "runtime/tokenizer/bpe.h"
 
 namespace pare::runtime {
 namespace {
@@ -82,6 +84,20 @@ void split(const Split& stage, const Piece& piece, const PieceSink& sink) {
   joiner.finish();
 }
 
+void split_punctuation(const PunctuationSplit& stage, const Piece& piece, const PieceSink& sink) {
+  SpanJoiner joiner(piece, stage.behavior, sink);
+  size_t covered = 0;
+  for (size_t at = 0; at < piece.text.size(); at += utf8_length(piece.text[at])) {
+    if (!is_punctuation(utf8_decode(piece.text, at))) continue;
+    const size_t end = at + utf8_length(piece.text[at]);
+    if (at != covered) joiner.add(covered, at, false);
+    joiner.add(at, end, true);
+    covered = end;
+  }
+  if (covered != piece.text.size()) joiner.add(covered, piece.text.size(), false);
+  joiner.finish();
+}
+
 void add_prefix_space(const Piece& piece, const PieceSink& sink) {
   if (piece.text.starts_with(' ')) {
     sink(piece);
@@ -130,6 +146,14 @@ void PreTokenizer::run_from(size_t stage, const Piece& piece, const PieceSink& s
     split_bert(piece.text, [&](size_t begin, size_t end) {
       next({piece.text.substr(begin, end - begin), piece.at_start && begin == 0});
     });
+  } else if (const auto* punctuation = std::get_if<PunctuationSplit>(&stages_[stage])) {
+    split_punctuation(*punctuation, piece, next);
+  } else if (std::holds_alternative<BytesToCharacters>(stages_[stage])) {
+    const std::string characters = bytes_to_characters(piece.text);
+    next({characters, piece.at_start});
+  } else if (std::holds_alternative<CharactersToBytes>(stages_[stage])) {
+    const std::string bytes = characters_to_bytes(piece.text).value_or(std::string());
+    next({bytes, piece.at_start});
   } else {
     add_prefix_space(piece, next);
   }

@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "runtime/tokenizer/regex.h"
+#include "runtime/text/regex.h"
 
 namespace pare::runtime {
 
@@ -36,6 +36,15 @@ struct Metaspace {
   bool split = true;  // true: split before every replacement
 };
 
+// Splits at the characters of punctuation.
+struct PunctuationSplit {
+  SplitBehavior behavior = SplitBehavior::isolated;
+};
+
+// ByteLevel's writing of bytes as characters (bpe.h), for what splits after it; and back, as the model wants them.
+struct BytesToCharacters {};
+struct CharactersToBytes {};
+
 // BERT's split: white space separates, and each punctuation character is a piece.
 struct BertSplit {};
 
@@ -48,8 +57,10 @@ using PieceSink = std::function<void(const Piece&)>;  // the piece's text is val
 
 class PreTokenizer {
  public:
-  using Stage = std::variant<Split, PrefixSpace, Metaspace, BertSplit>;
+  using Stage =
+      std::variant<Split, PrefixSpace, Metaspace, BertSplit, PunctuationSplit, BytesToCharacters, CharactersToBytes>;
   void add(Stage stage) { stages_.push_back(std::move(stage)); }
+  bool empty() const { return stages_.empty(); }
 
   // Calls the sink for the pieces from left to right; empty ones are left out. Every stage splits the pieces of the one
   // before. Throws what Regex::for_each_match throws.

@@ -1,4 +1,4 @@
-// The models that turn a piece of text into ids: byte pair encoding and WordPiece.
+// The models that turn a piece of text into ids: byte pair encoding, Unigram and WordPiece.
 #pragma once
 
 #include <cstdint>

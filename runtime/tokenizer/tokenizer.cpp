@@ -8,9 +8,10 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/visible_text.h"
+#include "runtime/text/unicode.h"
 #include "runtime/tokenizer/gguf_vocabulary.h"
+#include "runtime/tokenizer/tokenizer_folder.h"
 #include "runtime/tokenizer/tokenizer_json.h"
-#include "runtime/tokenizer/unicode.h"
 
 namespace pare::runtime {
 namespace {
@@ -30,7 +31,6 @@ struct Tokenizer::State {
   AddedTokenFinder raw_tokens;         // searched for in the text as it is
   AddedTokenFinder normalized_tokens;  // searched for in the normalized text
   std::vector<Entry> entries;          // by id
-  std::unordered_map<std::string, int32_t> added_ids;
 
   void index(const std::string& where);
   const Entry& entry(int32_t id) const;  // throws std::invalid_argument for an id that does not exist
@@ -41,14 +41,7 @@ struct Tokenizer::State {
 void Tokenizer::State::index(const std::string& where) {
   int32_t max_id = -1;
   for (const auto& [token, id] : parts.model->vocabulary()) max_id = std::max(max_id, id);
-  for (const AddedToken& token : parts.added_tokens) {
-    // There are no embeddings far beyond the vocabulary, but a table of this size would be made.
-    if (token.id < 0 || token.id > max_id + (1 << 20)) {
-      throw std::runtime_error(where + ": the added token '" + visible_line(token.content) + "' has the id " +
-                               std::to_string(token.id) + ", but the vocabulary ends at " + std::to_string(max_id));
-    }
-  }
-  for (const AddedToken& token : parts.added_tokens) max_id = std::max(max_id, token.id);
+  for (const AddedToken& token : parts.added.tokens()) max_id = std::max(max_id, token.id);
   entries.resize(static_cast<size_t>(max_id) + 1);
   for (const auto& [token, id] : parts.model->vocabulary()) {
     Entry& entry = entries[static_cast<size_t>(id)];
@@ -58,16 +51,17 @@ void Tokenizer::State::index(const std::string& where) {
     }
     entry = {token, true, false};
   }
-  for (const AddedToken& token : parts.added_tokens) {
-    const std::string pattern = token.normalized ? parts.normalizer.apply(token.content) : token.content;
-    (token.normalized ? normalized_tokens : raw_tokens).add(token, pattern);
-    Entry& entry = entries[static_cast<size_t>(token.id)];
-    if (entry.exists && entry.text != token.content) {
-      throw std::runtime_error(where + ": the added token '" + visible_line(token.content) + "' has the id " +
-                               std::to_string(token.id) + " of '" + visible_line(entry.text) + "'");
-    }
-    entry = {pattern, true, token.special};
-    added_ids.emplace(token.content, token.id);
+  for (const AddedToken& token : parts.added.tokens()) {
+    const std::string normalized =
+        token.normalized || token.decodes_normalized ? parts.normalizer.apply(token.content) : "";
+    const std::string& decoded = token.decodes_normalized ? normalized : token.content;
+    AddedToken searched = token;
+    searched.is_text = parts.split_special_tokens && token.special;
+    (token.normalized ? normalized_tokens : raw_tokens).add(searched, token.normalized ? normalized : token.content);
+    // Where ids of the vocabulary have gaps, a new token may take the id of another; it then hides that, as in the
+    // package.
+    // The package compares what a decoder gets with the special tokens.
+    entries[static_cast<size_t>(token.id)] = {decoded, true, token.special && decoded == token.content};
   }
   for (const auto* ids : {&parts.post_processor.before, &parts.post_processor.after}) {
     for (const int32_t id : *ids) {
@@ -134,11 +128,8 @@ Tokenizer Tokenizer::open(const std::filesystem::path& path) {
     throw std::runtime_error(file.string() +
                              ": no such file; expected a tokenizer.json, a directory with one, or a .gguf");
   }
-  TokenizerParts parts = parse_tokenizer_json(read_text_file(file), file.string());
-  const auto config = file.parent_path() / "tokenizer_config.json";
-  if (is_there(config)) apply_tokenizer_config(read_text_file(config), config.string(), parts);
   Tokenizer tokenizer;
-  tokenizer.state_ = std::make_unique<State>(std::move(parts));
+  tokenizer.state_ = std::make_unique<State>(read_tokenizer_folder(file));
   tokenizer.state_->index(file.string());
   return tokenizer;
 }
@@ -195,8 +186,8 @@ int64_t Tokenizer::vocabulary_size() const {
 }
 
 std::optional<int32_t> Tokenizer::token_id(std::string_view token) const {
-  const auto added = state_->added_ids.find(std::string(token));
-  return added != state_->added_ids.end() ? std::optional(added->second) : state_->parts.model->id(token);
+  const AddedToken* added = state_->parts.added.find(token);
+  return added != nullptr ? std::optional(added->id) : state_->parts.model->id(token);
 }
 
 TextStream::TextStream(const Tokenizer& tokenizer, bool skip_special_tokens)

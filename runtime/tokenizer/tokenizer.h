@@ -1,5 +1,6 @@
 // Converts text to token ids and back, from a Hugging Face tokenizer.json: byte-level BPE (GPT-2, Llama 3, Qwen, NeoX,
-// SmolLM2), SentencePiece-style BPE with byte fallback (Llama 2, Mistral, Gemma), and WordPiece (BERT).
+// SmolLM2), SentencePiece-style BPE with byte fallback (Llama 2, Mistral, Gemma), Unigram (T5, XLM-R), and WordPiece
+// (BERT).
 #pragma once
 
 #include <cstdint>
@@ -15,9 +16,9 @@ namespace pare::runtime {
 
 class Tokenizer {
  public:
-  // `path` is a tokenizer.json, a directory with one (and perhaps a tokenizer_config.json), or a .gguf, with or without
-  // weights. Throws std::runtime_error / std::invalid_argument. An unknown model, normalizer, pre-tokenizer or decoder
-  // is refused by name.
+  // `path` is a tokenizer.json, a directory with one, or a .gguf, with or without weights. Other files beside a
+  // tokenizer.json change it (tokenizer_folder.h). Throws std::runtime_error / std::invalid_argument. An unknown
+  // model, normalizer, pre-tokenizer or decoder is refused by name.
   static Tokenizer open(const std::filesystem::path& path);
   static Tokenizer parse(const std::string& tokenizer_json, const std::string& where);
   Tokenizer(Tokenizer&&) noexcept;

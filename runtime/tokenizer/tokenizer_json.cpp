@@ -5,7 +5,8 @@
 
 #include "runtime/system/json_text.h"
 #include "runtime/system/visible_text.h"
-#include "runtime/tokenizer/unicode.h"
+#include "runtime/text/unicode.h"
+#include "runtime/tokenizer/json_node.h"
 
 namespace pare::runtime {
 namespace {
@@ -20,64 +21,7 @@ constexpr size_t kMaxTemplateIds = 1 << 10;  // before a text, and after it
 // Published files have 100. Finding the longest tokens of a word takes the square of its length.
 constexpr int64_t kMaxWordPieceCharacters = 1000;
 
-// A value of the file with the path that leads to it, for messages.
-class Node {
- public:
-  Node(const json& value, std::string where) : value_(&value), where_(std::move(where)) {}
-
-  const json& value() const { return *value_; }
-  const std::string& where() const { return where_; }
-  bool is_null() const { return value_->is_null(); }
-
-  [[noreturn]] void fail(const std::string& expected) const {
-    std::string found = json_text(*value_);
-    if (found.size() > 80) found = found.substr(0, 77) + "...";
-    throw std::runtime_error(visible_line(where_) + ": expected " + expected + ", found " +
-                             utf8_with_replacements(found));
-  }
-  [[noreturn]] void refuse(const std::string& what, const std::string& known) const {
-    throw std::runtime_error(where_ + ": pare does not know " + visible_line(what) + "; it knows " + known);
-  }
-
-  bool has(const char* key) const { return value_->is_object() && value_->contains(key) && !(*value_)[key].is_null(); }
-  Node at(const std::string& key) const {
-    if (!value_->is_object()) fail("an object");
-    const auto found = value_->find(key);
-    if (found == value_->end()) fail("an object with the key '" + visible_line(key) + "'");
-    return {*found, where_ + "." + key};
-  }
-  std::vector<Node> items() const {
-    if (!value_->is_array()) fail("an array");
-    std::vector<Node> nodes;
-    for (size_t i = 0; i < value_->size(); ++i)
-      nodes.emplace_back((*value_)[i], where_ + "[" + std::to_string(i) + "]");
-    return nodes;
-  }
-
-  const std::string& text() const {
-    if (!value_->is_string()) fail("a string");
-    return value_->get_ref<const std::string&>();
-  }
-  std::string text(const char* key) const { return at(key).text(); }
-  bool flag(const char* key, bool otherwise) const {
-    if (!has(key)) return otherwise;
-    const Node node = at(key);
-    if (!node.value().is_boolean()) node.fail("true or false");
-    return node.value().get<bool>();
-  }
-  int64_t integer() const {
-    if (!value_->is_number_integer() || (value_->is_number_unsigned() && value_->get<uint64_t>() > INT32_MAX)) {
-      fail("an integer below 2^31");
-    }
-    return value_->get<int64_t>();
-  }
-
- private:
-  const json* value_;
-  std::string where_;
-};
-
-void check_nesting(const Node& node, int depth) {
+void check_nesting(const JsonNode& node, int depth) {
   if (depth > kMaxNesting) {
     throw std::runtime_error(node.where() + ": more than " + std::to_string(kMaxNesting) +
                              " Sequences inside one another");
@@ -85,30 +29,45 @@ void check_nesting(const Node& node, int depth) {
 }
 
 // Parses {"String": s} or {"Regex": r}.
-std::variant<std::string, Regex> pattern_of_name(const Node& node) {
+std::variant<std::string, Regex> pattern_of_name(const JsonNode& node) {
   if (node.has("Regex")) return Regex(node.text("Regex"), node.where());
   if (!node.has("String")) node.fail("{\"String\": ...} or {\"Regex\": ...}");
   if (node.text("String").empty()) node.fail("a pattern that is not empty");
   return node.text("String");
 }
 
-Replace parse_replace(const Node& node) {
+Replace parse_replace(const JsonNode& node) {
   return {pattern_of_name(node.at("pattern")), node.text("content")};
 }
 
-std::string parse_character(const Node& node) {
+std::string parse_character(const JsonNode& node) {
   if (node.text().empty() || node.text().size() != utf8_length(node.text()[0])) node.fail("one character");
   return node.text();
 }
 
-void parse_normalizer(const Node& node, int depth, Normalizer& normalizer) {
+void parse_normalizer(const JsonNode& node, int depth, Normalizer& normalizer) {
   check_nesting(node, depth);
   if (node.is_null()) return;
   const std::string type = node.text("type");
   if (type == "Sequence") {
-    for (const Node& item : node.at("normalizers").items()) parse_normalizer(item, depth + 1, normalizer);
+    for (const JsonNode& item : node.at("normalizers").items()) parse_normalizer(item, depth + 1, normalizer);
   } else if (type == "NFC") {
-    normalizer.add(NormalizeNfc{});
+    normalizer.add(NormalizationForm::nfc);
+  } else if (type == "NFD") {
+    normalizer.add(NormalizationForm::nfd);
+  } else if (type == "NFKC") {
+    normalizer.add(NormalizationForm::nfkc);
+  } else if (type == "NFKD") {
+    normalizer.add(NormalizationForm::nfkd);
+  } else if (type == "Lowercase") {
+    normalizer.add(Lowercase{});
+  } else if (type == "StripAccents") {
+    normalizer.add(StripAccents{});
+  } else if (type == "Strip") {
+    normalizer.add(StripSpaces{node.flag("strip_left", true), node.flag("strip_right", true)});
+  } else if (type == "Precompiled") {
+    const std::string key = "precompiled_charsmap";
+    normalizer.add(Charsmap(node.at(key).text(), node.where() + "." + key));
   } else if (type == "Prepend") {
     normalizer.add(Prepend{node.text("prepend")});
   } else if (type == "Replace") {
@@ -121,11 +80,13 @@ void parse_normalizer(const Node& node, int depth, Normalizer& normalizer) {
     bert.strip_accents = node.flag("strip_accents", bert.lowercase);  // null: as lowercase
     normalizer.add(bert);
   } else {
-    node.refuse("the normalizer '" + type + "'", "BertNormalizer, NFC, Prepend, Replace and Sequence");
+    node.refuse("the normalizer '" + type + "'",
+                "BertNormalizer, Lowercase, NFC, NFD, NFKC, NFKD, Precompiled, Prepend, Replace, Sequence, Strip and "
+                "StripAccents");
   }
 }
 
-SplitBehavior parse_behavior(const Node& node) {
+SplitBehavior parse_behavior(const JsonNode& node) {
   const std::string& name = node.text();
   if (name == "Removed") return SplitBehavior::removed;
   if (name == "Isolated") return SplitBehavior::isolated;
@@ -135,7 +96,7 @@ SplitBehavior parse_behavior(const Node& node) {
   node.refuse("the behavior '" + name + "'", "Removed, Isolated, MergedWithPrevious, MergedWithNext and Contiguous");
 }
 
-Metaspace parse_metaspace(const Node& node) {
+Metaspace parse_metaspace(const JsonNode& node) {
   Metaspace metaspace;
   metaspace.replacement = parse_character(node.at("replacement"));
   metaspace.split = node.flag("split", true);
@@ -155,17 +116,24 @@ Metaspace parse_metaspace(const Node& node) {
   return metaspace;
 }
 
-// Returns true if the last stage is ByteLevel, whose mapping to GPT-2's alphabet the model does.
-bool parse_pre_tokenizer(const Node& node, int depth, PreTokenizer& pre_tokenizer) {
+// Returns true if a stage is ByteLevel. Its mapping to GPT-2's alphabet is the model's work; only what splits after it
+// sees the characters.
+bool parse_pre_tokenizer(const JsonNode& node, int depth, PreTokenizer& pre_tokenizer) {
   check_nesting(node, depth);
   if (node.is_null()) return false;
   const std::string type = node.text("type");
   if (type == "Sequence") {
-    bool byte_level = false;
-    for (const Node& item : node.at("pretokenizers").items()) {
-      if (byte_level) item.refuse("a pre-tokenizer after ByteLevel", "ByteLevel as the last one");
-      byte_level = parse_pre_tokenizer(item, depth + 1, pre_tokenizer);
+    bool byte_level = false, as_characters = false;
+    for (const JsonNode& item : node.at("pretokenizers").items()) {
+      if (byte_level && !as_characters) {
+        pre_tokenizer.add(BytesToCharacters{});
+        as_characters = true;
+      }
+      const bool is_byte_level = parse_pre_tokenizer(item, depth + 1, pre_tokenizer);
+      if (is_byte_level && byte_level) item.refuse("a second ByteLevel", "one");
+      byte_level = byte_level || is_byte_level;
     }
+    if (as_characters) pre_tokenizer.add(CharactersToBytes{});
     return byte_level;
   }
   if (type == "ByteLevel") {
@@ -185,19 +153,31 @@ bool parse_pre_tokenizer(const Node& node, int depth, PreTokenizer& pre_tokenize
     pre_tokenizer.add(parse_metaspace(node));
   } else if (type == "BertPreTokenizer") {
     pre_tokenizer.add(BertSplit{});
+  } else if (type == "Punctuation") {
+    pre_tokenizer.add(
+        PunctuationSplit{node.has("behavior") ? parse_behavior(node.at("behavior")) : SplitBehavior::isolated});
+  } else if (type == "WhitespaceSplit") {
+    pre_tokenizer.add(Split{Regex(R"(\s)", node.where()), SplitBehavior::removed, false});
+  } else if (type == "Whitespace") {
+    // This is \w of Rust's regex crate: the word characters with the two joiners.
+    pre_tokenizer.add(
+        Split{Regex(R"([\w\x{200C}\x{200D}]+|[^\w\s\x{200C}\x{200D}]+)", node.where()), SplitBehavior::removed, true});
+  } else if (type == "CharDelimiterSplit") {
+    pre_tokenizer.add(Split{parse_character(node.at("delimiter")), SplitBehavior::removed, false});
   } else {
     node.refuse("the pre-tokenizer '" + type + "'",
-                "BertPreTokenizer, ByteLevel, Digits, Metaspace, Sequence and Split");
+                "BertPreTokenizer, ByteLevel, CharDelimiterSplit, Digits, Metaspace, Punctuation, Sequence, Split, "
+                "Whitespace and WhitespaceSplit");
   }
   return false;
 }
 
-void parse_decoder(const Node& node, int depth, Decoder& decoder) {
+void parse_decoder(const JsonNode& node, int depth, Decoder& decoder) {
   check_nesting(node, depth);
   if (node.is_null()) return;
   const std::string type = node.text("type");
   if (type == "Sequence") {
-    for (const Node& item : node.at("decoders").items()) parse_decoder(item, depth + 1, decoder);
+    for (const JsonNode& item : node.at("decoders").items()) parse_decoder(item, depth + 1, decoder);
   } else if (type == "ByteLevel") {
     decoder.add(ByteLevelDecoder{});
   } else if (type == "ByteFallback") {
@@ -224,10 +204,10 @@ void parse_decoder(const Node& node, int depth, Decoder& decoder) {
 }
 
 // Parses a TemplateProcessing's `single`: special tokens before and after the text, $A.
-PostProcessor parse_template(const Node& node) {
+PostProcessor parse_template(const JsonNode& node) {
   PostProcessor result;
   bool text_seen = false;
-  for (const Node& piece : node.at("single").items()) {
+  for (const JsonNode& piece : node.at("single").items()) {
     if (piece.has("Sequence")) {
       if (text_seen || piece.at("Sequence").text("id") != "A") piece.fail("the text 'A', once");
       text_seen = true;
@@ -235,7 +215,7 @@ PostProcessor parse_template(const Node& node) {
     }
     const std::string id = piece.at("SpecialToken").text("id");
     auto& ids = text_seen ? result.after : result.before;
-    for (const Node& item : node.at("special_tokens").at(id).at("ids").items()) {
+    for (const JsonNode& item : node.at("special_tokens").at(id).at("ids").items()) {
       // A few kilobytes of names can stand for millions of ids.
       if (ids.size() == kMaxTemplateIds) {
         node.at("single").fail("at most " + std::to_string(kMaxTemplateIds) + " ids around a text");
@@ -247,22 +227,34 @@ PostProcessor parse_template(const Node& node) {
   return result;
 }
 
-void parse_post_processor(const Node& node, int depth, PostProcessor& processor) {
+// Parses ["</s>", 2].
+int32_t id_of_pair(const JsonNode& node) {
+  const std::vector<JsonNode> items = node.items();
+  if (items.size() != 2) node.fail("a token and its id");
+  items[0].text();
+  return static_cast<int32_t>(items[1].integer());
+}
+
+void parse_post_processor(const JsonNode& node, int depth, PostProcessor& processor) {
   check_nesting(node, depth);
   if (node.is_null()) return;
   const std::string type = node.text("type");
   if (type == "Sequence") {
-    for (const Node& item : node.at("processors").items()) parse_post_processor(item, depth + 1, processor);
+    for (const JsonNode& item : node.at("processors").items()) parse_post_processor(item, depth + 1, processor);
   } else if (type == "TemplateProcessing") {
     if (!processor.before.empty() || !processor.after.empty()) node.fail("one TemplateProcessing only");
     processor = parse_template(node);
+  } else if (type == "RobertaProcessing" || type == "BertProcessing") {
+    if (!processor.before.empty() || !processor.after.empty()) node.fail("one post-processor with tokens only");
+    processor = {{id_of_pair(node.at("cls"))}, {id_of_pair(node.at("sep"))}};
   } else if (type != "ByteLevel") {  // concerns only offsets in the text
-    node.refuse("the post-processor '" + type + "'", "ByteLevel, Sequence and TemplateProcessing");
+    node.refuse("the post-processor '" + type + "'",
+                "BertProcessing, ByteLevel, RobertaProcessing, Sequence and TemplateProcessing");
   }
 }
 
 // Merges are pairs, or in older files strings "left right".
-BpeModel::Merges parse_merges(const Node& node) {
+BpeModel::Merges parse_merges(const JsonNode& node) {
   BpeModel::Merges merges;
   if (!node.value().is_array()) node.fail("an array");
   merges.reserve(node.value().size());
@@ -271,7 +263,7 @@ BpeModel::Merges parse_merges(const Node& node) {
       merges.emplace_back(item[0].get_ref<const std::string&>(), item[1].get_ref<const std::string&>());
       continue;
     }
-    const Node merge(item, node.where() + "[" + std::to_string(merges.size()) + "]");
+    const JsonNode merge(item, node.where() + "[" + std::to_string(merges.size()) + "]");
     if (!item.is_string()) merge.fail("a pair of tokens");
     const std::string& text = merge.text();
     const size_t space = text.find(' ');
@@ -281,18 +273,18 @@ BpeModel::Merges parse_merges(const Node& node) {
   return merges;
 }
 
-std::vector<std::pair<std::string, int32_t>> parse_vocabulary(const Node& vocabulary) {
+std::vector<std::pair<std::string, int32_t>> parse_vocabulary(const JsonNode& vocabulary) {
   if (!vocabulary.value().is_object()) vocabulary.fail("an object");
   std::vector<std::pair<std::string, int32_t>> tokens;
   tokens.reserve(vocabulary.value().size());
   for (const auto& [token, id] : vocabulary.value().items()) {
-    if (!id.is_number_integer()) Node(id, vocabulary.where() + "." + token).fail("an integer");
-    tokens.emplace_back(token, static_cast<int32_t>(Node(id, vocabulary.where() + "." + token).integer()));
+    if (!id.is_number_integer()) JsonNode(id, vocabulary.where() + "." + token).fail("an integer");
+    tokens.emplace_back(token, static_cast<int32_t>(JsonNode(id, vocabulary.where() + "." + token).integer()));
   }
   return tokens;
 }
 
-std::unique_ptr<TokenModel> parse_word_piece(const Node& node) {
+std::unique_ptr<TokenModel> parse_word_piece(const JsonNode& node) {
   WordPieceOptions options;
   options.unk_token = node.text("unk_token");
   options.continuing_prefix = node.text("continuing_subword_prefix");
@@ -304,11 +296,30 @@ std::unique_ptr<TokenModel> parse_word_piece(const Node& node) {
   return std::make_unique<WordPieceModel>(parse_vocabulary(node.at("vocab")), std::move(options), node.where());
 }
 
-std::unique_ptr<TokenModel> parse_model(const Node& node, bool byte_level) {
+std::unique_ptr<TokenModel> parse_unigram(const JsonNode& node) {
+  UnigramOptions options;
+  if (node.has("unk_id")) options.unk_id = static_cast<int32_t>(node.at("unk_id").integer());
+  options.byte_fallback = node.flag("byte_fallback", false);
+  std::vector<std::pair<std::string, double>> pieces;
+  const JsonNode vocabulary = node.at("vocab");
+  if (!vocabulary.value().is_array()) vocabulary.fail("an array");
+  pieces.reserve(vocabulary.value().size());
+  for (const json& item : vocabulary.value()) {
+    if (!item.is_array() || item.size() != 2 || !item[0].is_string() || !item[1].is_number()) {
+      JsonNode(item, vocabulary.where() + "[" + std::to_string(pieces.size()) + "]").fail("a piece and its score");
+    }
+    pieces.emplace_back(item[0].get_ref<const std::string&>(), item[1].get<double>());
+  }
+  return std::make_unique<UnigramModel>(std::move(pieces), options, node.where());
+}
+
+std::unique_ptr<TokenModel> parse_model(const JsonNode& node, bool byte_level) {
   // Files of the first versions have no type. Only BPE has a vocabulary and merges together.
   const std::string type = node.has("type") ? node.text("type") : node.has("merges") ? "BPE" : "without a type";
   if (type == "WordPiece") return parse_word_piece(node);
-  if (type != "BPE") node.refuse("the model '" + type + "'", "BPE and WordPiece");
+  if (type == "Unigram" && byte_level) node.fail("no ByteLevel before a Unigram");
+  if (type == "Unigram") return parse_unigram(node);
+  if (type != "BPE") node.refuse("the model '" + type + "'", "BPE, Unigram and WordPiece");
   if (node.has("dropout") && node.at("dropout").value() != 0.0)
     node.at("dropout").fail("null: dropout is for training");
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
@@ -325,68 +336,47 @@ std::unique_ptr<TokenModel> parse_model(const Node& node, bool byte_level) {
                                     node.where());
 }
 
-std::vector<AddedToken> parse_added_tokens(const Node& node, const TokenModel& model) {
+AddedVocabulary parse_added_tokens(const JsonNode& node, const TokenModel& model) {
   std::vector<AddedToken> tokens;
-  if (node.is_null()) return tokens;
-  for (const Node& item : node.items()) {
+  if (node.is_null()) return {};
+  for (const JsonNode& item : node.items()) {
     AddedToken token;
     token.content = item.text("content");
-    token.id = static_cast<int32_t>(item.at("id").integer());
+    item.at("id").integer();  // must be one, but the order decides: AddedVocabulary::add
     token.special = item.flag("special", false);
     token.single_word = item.flag("single_word", false);
     token.lstrip = item.flag("lstrip", false);
     token.rstrip = item.flag("rstrip", false);
     token.normalized = item.flag("normalized", !token.special);
-    const auto in_model = model.id(token.content);
-    if (in_model && *in_model != token.id) {
-      item.fail("the id " + std::to_string(*in_model) + ", which the vocabulary gives '" + visible_line(token.content) +
-                "'");
-    }
     tokens.push_back(std::move(token));
   }
-  return tokens;
+  AddedVocabulary added;
+  added.add(std::move(tokens), model);
+  return added;
 }
 
-Node optional_part(const Node& file, const char* key) {
+JsonNode optional_part(const JsonNode& file, const char* key) {
   static const json kNull;
-  return file.has(key) ? file.at(key) : Node(kNull, file.where() + "." + key);
+  return file.has(key) ? file.at(key) : JsonNode(kNull, file.where() + "." + key);
 }
 
 }  // namespace
 
 TokenizerParts parse_tokenizer_json(const std::string& text, const std::string& where) {
-  const json document = parse_json(text, where, Nul::allowed);
-  const Node file(document, where);
+  return parse_tokenizer_document(parse_json(text, where, Nul::allowed), where);
+}
+
+TokenizerParts parse_tokenizer_document(const json& document, const std::string& where) {
+  const JsonNode file(document, where);
   if (file.has("version") && file.at("version").value() != "1.0") file.at("version").fail("\"1.0\"");
   TokenizerParts parts;
   parse_normalizer(optional_part(file, "normalizer"), 0, parts.normalizer);
   const bool byte_level = parse_pre_tokenizer(optional_part(file, "pre_tokenizer"), 0, parts.pre_tokenizer);
   parts.model = parse_model(file.at("model"), byte_level);
-  parts.added_tokens = parse_added_tokens(optional_part(file, "added_tokens"), *parts.model);
+  parts.added = parse_added_tokens(optional_part(file, "added_tokens"), *parts.model);
   parse_post_processor(optional_part(file, "post_processor"), 0, parts.post_processor);
   parse_decoder(optional_part(file, "decoder"), 0, parts.decoder);
   return parts;
-}
-
-void apply_tokenizer_config(const std::string& config_json, const std::string& where, TokenizerParts& parts) {
-  const json document = parse_json(config_json, where, Nul::allowed);
-  const Node config(document, where);
-  if (!document.is_object()) config.fail("an object");
-  if (!config.has("add_bos_token") && !config.has("add_eos_token")) return;
-  // Returns the ids of the token named by `key` if `flag` asks for it. A token is a string or an object with its
-  // content.
-  const auto ids = [&](const char* flag, const char* key) -> std::vector<int32_t> {
-    if (!config.flag(flag, false) || !config.has(key)) return {};
-    const Node token = config.at(key);
-    const std::string content = token.value().is_object() ? token.text("content") : token.text();
-    for (const AddedToken& added : parts.added_tokens) {
-      if (added.content == content) return {added.id};
-    }
-    const auto id = parts.model->id(content);
-    if (!id) token.fail("a token of the vocabulary");
-    return {*id};
-  };
-  parts.post_processor = {ids("add_bos_token", "bos_token"), ids("add_eos_token", "eos_token")};
 }
 
 }  // namespace pare::runtime

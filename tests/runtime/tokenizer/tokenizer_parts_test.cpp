@@ -1,10 +1,10 @@
 // The parts of a tokenizer: normalization form C, expressions, splits, added tokens, decoders, and harmful files.
 #include <gtest/gtest.h>
 
-#include "runtime/tokenizer/nfc_tables.h"
+#include "runtime/text/nfc_tables.h"
+#include "runtime/text/regex.h"
+#include "runtime/text/unicode.h"
 #include "runtime/tokenizer/pre_tokenizer.h"
-#include "runtime/tokenizer/regex.h"
-#include "runtime/tokenizer/unicode.h"
 #include "tests/expect_error.h"
 #include "tests/runtime/tokenizer/tokenizer_oracle.h"
 
@@ -267,6 +267,19 @@ TEST(TokenizerParts, AddedTokensEqualThePackages) {
   }
 }
 
+// The order of added tokens decides on their ids, and the vocabulary.
+TEST(TokenizerParts, IdsOfAddedTokensEqualThePackagesWhateverTheFileSays) {
+  const auto token = [](const char* content, int64_t id, bool special) -> json {
+    return {{"id", id},        {"content", content},  {"single_word", false}, {"lstrip", false},
+            {"rstrip", false}, {"normalized", false}, {"special", special}};
+  };
+  expect_as_package({{"added_tokens",
+                      {token("[T]", 2147483647, true), token("a", 90, false), token("[w]", 1, false),
+                       token("[T]", 7, false), token("", 3, false)}}});
+  json gaps = {{"[w]", 900}, {"x", 800}};
+  expect_as_package({{"model", {{"vocab", gaps}}}, {"added_tokens", {token("[T]", 5, true), token("[w]", 6, true)}}});
+}
+
 TEST(TokenizerParts, UnknownCharactersEqualThePackages) {
   for (const bool fuse : {false, true}) {
     for (const json& unk : {json("<unk>"), json()}) {
@@ -337,18 +350,18 @@ TEST(TokenizerParts, WhatIsNotKnownIsRefusedByName) {
   const auto refused = [](const json& changes, std::initializer_list<std::string> parts) {
     expect_error<std::runtime_error>([&] { Tokenizer::parse(small_file(changes).dump(), "t.json"); }, parts);
   };
-  refused({{"normalizer", {{"type", "Lowercase"}}}}, {"t.json.normalizer", "'Lowercase'", "NFC"});
-  refused({{"normalizer", {{"type", "Sequence"}, {"normalizers", {{{"type", "NFKC"}}}}}}},
-          {"normalizers[0]", "'NFKC'"});
+  refused({{"normalizer", {{"type", "Nmt"}}}}, {"t.json.normalizer", "'Nmt'", "NFC"});
+  refused({{"normalizer", {{"type", "Sequence"}, {"normalizers", {{{"type", "Nmt"}}}}}}}, {"normalizers[0]", "'Nmt'"});
   refused({{"pre_tokenizer", {{"type", "UnicodeScripts"}}}}, {"t.json.pre_tokenizer", "'UnicodeScripts'", "Split"});
   refused({{"decoder", {{"type", "CTC"}}}}, {"t.json.decoder", "'CTC'"});
-  refused({{"post_processor", {{"type", "RobertaProcessing"}}}}, {"'RobertaProcessing'", "TemplateProcessing"});
-  refused({{"model", {{"type", "Unigram"}}}}, {"t.json.model", "'Unigram'", "BPE"});
+  refused({{"post_processor", {{"type", "Other"}}}}, {"'Other'", "TemplateProcessing"});
+  refused({{"model", {{"type", "WordLevel"}}}}, {"t.json.model", "'WordLevel'", "BPE"});
   refused({{"model", {{"dropout", 0.1}}}}, {"dropout", "0.1"});
   refused({{"model", {{"end_of_word_suffix", "</w>"}}}}, {"end_of_word_suffix", "</w>"});
   refused({{"version", "2.0"}}, {"version", "2.0"});
   const json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}}, digits = {{"type", "Digits"}};
-  refused({{"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {byte_level, digits}}}}}, {"after ByteLevel"});
+  refused({{"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {byte_level, digits, byte_level}}}}},
+          {"a second ByteLevel"});
   refused({{"pre_tokenizer", {{"type", "Split"}, {"pattern", {{"String", "a"}}}, {"behavior", "Kept"}}}},
           {"'Kept'", "Isolated"});
 }
@@ -379,10 +392,7 @@ TEST(TokenizerParts, DamagedFilesAreRefusedWithThePlace) {
   refused({{"model", {{"merges", json::array({json::array({"a", "zz"})})}}}}, {"merge 0", "'zz'"});
   refused({{"model", {{"merges", json::array({"a b c"})}}}}, {"merges[0]", "left right"});
   refused({{"model", {{"unk_token", "<none>"}}}}, {"'<none>'"});
-  refused({{"added_tokens", token("", 90)}}, {"0 bytes"});
-  refused({{"added_tokens", token("a", 90)}}, {"added_tokens[0]", "the id 1"});
-  refused({{"added_tokens", token("[T]", 1)}}, {"'[T]'", "id 1"});
-  refused({{"added_tokens", token("[T]", 2147483647)}}, {"2147483647"});
+  refused({{"added_tokens", token("[T]", 21474836470)}}, {"added_tokens[0].id", "2^31"});
   refused({{"post_processor",
             {{"type", "TemplateProcessing"}, {"single", json::array()}, {"special_tokens", json::object()}}}},
           {"single", "'A'"});

@@ -7,8 +7,8 @@
 #include <sstream>
 
 #include "runtime/system/interrupt.h"
-#include "runtime/tokenizer/regex.h"
-#include "runtime/tokenizer/unicode.h"
+#include "runtime/text/regex.h"
+#include "runtime/text/unicode.h"
 #include "tests/expect_error.h"
 #include "tests/places.h"
 #include "tests/runtime/tokenizer/tokenizer_oracle.h"
@@ -129,22 +129,6 @@ TEST(Tokenizer, SpecialTokensComeFromTheTemplate) {
   EXPECT_EQ(tokenizer.token_id("</s>"), 2);
   EXPECT_EQ(tokenizer.token_id("\u2581Hello"), 15043);
   EXPECT_EQ(tokenizer.token_id("no such token"), std::nullopt);
-}
-
-TEST(Tokenizer, TheConfigBesideTheFileDecidesOnBos) {
-  const TemporaryFolder folder;
-  std::filesystem::copy_file(family_file("llama2"), folder.path() / "tokenizer.json");
-  const auto ids = [&](const char* config) {
-    write_file_atomically(folder.path() / "tokenizer_config.json", config);
-    return Tokenizer::open(folder.path()).encode("Hello", true);
-  };
-  EXPECT_EQ(ids("{}"), (std::vector<int32_t>{1, 15043}));
-  EXPECT_EQ(ids(R"({"add_bos_token": false, "bos_token": "<s>"})"), (std::vector<int32_t>{15043}));
-  EXPECT_EQ(
-      ids(R"({"add_bos_token": true, "bos_token": "<s>", "add_eos_token": true, "eos_token": {"content": "</s>"}})"),
-      (std::vector<int32_t>{1, 15043, 2}));
-  expect_error<std::runtime_error>([&] { ids(R"({"add_bos_token": true, "bos_token": "<start>"})"); },
-                                   {"tokenizer_config.json.bos_token", "<start>"});
 }
 
 TEST(Tokenizer, TextThatIsNotUtf8IsRefusedWithItsPlace) {

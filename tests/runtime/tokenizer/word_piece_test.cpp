@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/text/unicode.h"
 #include "runtime/tokenizer/bert.h"
-#include "runtime/tokenizer/unicode.h"
 #include "tests/expect_error.h"
 #include "tests/places.h"
 #include "tests/runtime/tokenizer/tokenizer_oracle.h"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes nfc_tables.cpp, the data of Unicode normalization form C (UAX #15), from Python's unicodedata.
 
-    python3 runtime/tokenizer/make_nfc_tables.py | clang-format --assume-filename=x.cpp >
-    runtime/tokenizer/nfc_tables.cpp
+    python3 runtime/text/make_nfc_tables.py | clang-format --assume-filename=x.cpp >
+    runtime/text/nfc_tables.cpp
 """
 import unicodedata
 
@@ -51,7 +51,7 @@ for c in sorted(decompositions):
     pool += text
 
 print(f"// Made by make_nfc_tables.py from the Unicode Character Database {unicodedata.unidata_version}; do not edit.")
-print('#include "runtime/tokenizer/nfc_tables.h"\n\nnamespace pare::runtime::nfc {\n')
+print('#include "runtime/text/nfc_tables.h"\n\nnamespace pare::runtime::nfc {\n')
 print("const std::vector<ClassRange> kCombiningClasses = {")
 print(",".join(f"{{0x{a:X},0x{b:X},{v}}}" for a, b, v in ranges(classes)) + "};\n")
 print("const std::vector<Range> kUnsafe = {")

@@ -33,4 +33,10 @@ struct Composition {
 };
 extern const std::vector<Composition> kCompositions;
 
+// Made by make_compatibility_table.py. The full compatibility decomposition where it is not the canonical one: entries
+// of kCompatible.
+extern const std::vector<Decomposition> kCompatibility;
+extern const std::vector<char32_t> kCompatible;
+extern const std::vector<Range> kMarks;  // all combining marks
+
 }  // namespace pare::runtime::nfc

@@ -1,4 +1,4 @@
-#include "runtime/tokenizer/regex.h"
+#include "runtime/text/regex.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "runtime/system/visible_text.h"
-#include "runtime/tokenizer/unicode.h"
+#include "runtime/text/unicode.h"
 
 namespace pare::runtime {
 namespace {
@@ -68,7 +68,19 @@ Regex::Regex(std::string_view pattern, const std::string& where) : compiled_(std
     throw std::runtime_error(where + ": a regular expression of " + std::to_string(pattern.size()) +
                              " bytes; expected 1 to " + std::to_string(kMaxPatternBytes));
   }
-  const std::string translated = translate_regex(pattern, where);
+  compile(translate_regex(pattern, where));
+}
+
+Regex Regex::graphemes() {
+  Regex regex;
+  regex.compiled_ = std::make_unique<Compiled>();
+  regex.compiled_->pattern = "\\X";
+  regex.compiled_->where = "graphemes";
+  regex.compile(regex.compiled_->pattern);
+  return regex;
+}
+
+void Regex::compile(const std::string& translated) {
   const std::unique_ptr<pcre2_compile_context, void (*)(pcre2_compile_context*)> context(
       pcre2_compile_context_create(nullptr), pcre2_compile_context_free);
   if (context == nullptr) throw std::bad_alloc();
@@ -79,7 +91,7 @@ Regex::Regex(std::string_view pattern, const std::string& where) : compiled_(std
                                       PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error,
                                       &offset, context.get()));
   if (compiled_->code == nullptr) {
-    throw std::runtime_error(where + ": the regular expression '" + visible_line(pattern) +
+    throw std::runtime_error(compiled_->where + ": the regular expression '" + visible_line(compiled_->pattern) +
                              "' is not valid: " + pcre2_message(error) + " (at " + std::to_string(offset) + " of '" +
                              visible_line(translated) + "')");
   }

@@ -21,6 +21,8 @@ class Regex {
  public:
   // Throws std::runtime_error (where, expression, reason).
   Regex(std::string_view pattern, const std::string& where);
+  // Returns the expression of one extended grapheme cluster (UAX #29).
+  static Regex graphemes();
   ~Regex();
   Regex(Regex&&) noexcept;
   Regex& operator=(Regex&&) noexcept;
@@ -31,6 +33,8 @@ class Regex {
   void for_each_match(std::string_view text, const std::function<void(size_t, size_t)>& found) const;
 
  private:
+  Regex() = default;
+  void compile(const std::string& translated);
   struct Compiled;
   std::unique_ptr<Compiled> compiled_;
 };

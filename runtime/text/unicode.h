@@ -1,4 +1,4 @@
-// UTF-8 and Unicode normalization forms C and D.
+// UTF-8 and Unicode normalization forms.
 #pragma once
 
 #include <cstddef>
@@ -35,5 +35,11 @@ std::string normalize_nfc(std::string_view text);
 
 // Returns valid UTF-8 in normalization form D: decomposed canonically and ordered by combining class.
 std::string normalize_nfd(std::string_view text);
+
+// The forms KC and KD: as C and D, after replacing what is compatible with other characters (U+FB01 with "fi").
+std::string normalize_nfkc(std::string_view text);
+std::string normalize_nfkd(std::string_view text);
+
+bool is_combining_mark(char32_t code_point);  // general category M
 
 }  // namespace pare::runtime

@@ -1,5 +1,5 @@
 // Made by make_nfc_tables.py from the Unicode Character Database 14.0.0; do not edit.
-#include "runtime/tokenizer/nfc_tables.h"
+#include "runtime/text/nfc_tables.h"
 
 namespace pare::runtime::nfc {
 

@@ -1,4 +1,4 @@
-#include "runtime/tokenizer/unicode.h"
+#include "runtime/text/unicode.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/tokenizer/nfc_tables.h"
+#include "runtime/text/nfc_tables.h"
 
 namespace pare::runtime {
 namespace {
@@ -37,18 +37,25 @@ int combining_class(char32_t code_point) {
   return range != table.begin() && code_point <= (range - 1)->last ? (range - 1)->combining_class : 0;
 }
 
-bool is_unsafe(char32_t code_point) {
-  const auto& table = nfc::kUnsafe;
+bool is_ascii(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; });
+}
+
+bool is_in(const std::vector<nfc::Range>& table, char32_t code_point) {
   const auto range = std::upper_bound(table.begin(), table.end(), code_point,
                                       [](char32_t c, const nfc::Range& r) { return c < r.first; });
   return range != table.begin() && code_point <= (range - 1)->last;
+}
+
+bool is_unsafe(char32_t code_point) {
+  return is_in(nfc::kUnsafe, code_point);
 }
 
 // Hangul syllables are composed by arithmetic (Unicode, section 3.12).
 constexpr char32_t kSyllables = 0xAC00, kLeads = 0x1100, kVowels = 0x1161, kTails = 0x11A7;
 constexpr char32_t kNumLeads = 19, kNumVowels = 21, kNumTails = 28;
 
-void decompose(char32_t code_point, std::vector<char32_t>& out) {
+void decompose(char32_t code_point, bool compatible, std::vector<char32_t>& out) {
   if (code_point >= kSyllables && code_point < kSyllables + kNumLeads * kNumVowels * kNumTails) {
     const char32_t index = code_point - kSyllables;
     out.push_back(kLeads + index / (kNumVowels * kNumTails));
@@ -56,14 +63,15 @@ void decompose(char32_t code_point, std::vector<char32_t>& out) {
     if (index % kNumTails != 0) out.push_back(kTails + index % kNumTails);
     return;
   }
-  const auto& table = nfc::kDecompositions;
-  const auto row = std::lower_bound(table.begin(), table.end(), code_point,
-                                    [](const nfc::Decomposition& d, char32_t c) { return d.code_point < c; });
-  if (row == table.end() || row->code_point != code_point) {
-    out.push_back(code_point);
-  } else {
-    out.insert(out.end(), nfc::kDecomposed.begin() + row->begin, nfc::kDecomposed.begin() + row->begin + row->size);
-  }
+  const auto append = [&](const std::vector<nfc::Decomposition>& table, const std::vector<char32_t>& texts) {
+    const auto row = std::lower_bound(table.begin(), table.end(), code_point,
+                                      [](const nfc::Decomposition& d, char32_t c) { return d.code_point < c; });
+    if (row == table.end() || row->code_point != code_point) return false;
+    out.insert(out.end(), texts.begin() + row->begin, texts.begin() + row->begin + row->size);
+    return true;
+  };
+  if (compatible && append(nfc::kCompatibility, nfc::kCompatible)) return;
+  if (!append(nfc::kDecompositions, nfc::kDecomposed)) out.push_back(code_point);
 }
 
 // Returns the composition of two code points, or 0.
@@ -87,11 +95,13 @@ struct Decomposed {
   std::vector<int> classes;  // combining classes of text
 };
 
-Decomposed decompose_and_order(std::string_view stretch) {
+Decomposed decompose_and_order(std::string_view stretch, bool compatible) {
   Decomposed result;
   std::vector<char32_t>& text = result.text;
   std::vector<int>& classes = result.classes;
-  for (size_t i = 0; i < stretch.size(); i += utf8_length(stretch[i])) decompose(utf8_decode(stretch, i), text);
+  for (size_t i = 0; i < stretch.size(); i += utf8_length(stretch[i])) {
+    decompose(utf8_decode(stretch, i), compatible, text);
+  }
   classes.resize(text.size());
   std::transform(text.begin(), text.end(), classes.begin(), combining_class);
   // Canonical ordering: every run of marks (class > 0) is sorted stably by class.
@@ -110,8 +120,8 @@ Decomposed decompose_and_order(std::string_view stretch) {
 }
 
 // Normalizes one stretch of code points that is independent of the rest.
-void append_composed(std::string_view stretch, std::string& out) {
-  auto [text, classes] = decompose_and_order(stretch);
+void append_composed(std::string_view stretch, bool compatible, std::string& out) {
+  auto [text, classes] = decompose_and_order(stretch, compatible);
   // Composition: each character combines with the last starter unless a character of its class or higher, or another
   // starter, stands between them.
   size_t size = 0, starter = 0;
@@ -223,7 +233,7 @@ std::string normalize_nfc(std::string_view text) {
       end += utf8_length(text[end]);
     }
     out.append(text, copied, starter - copied);
-    append_composed(text.substr(starter, end - starter), out);
+    append_composed(text.substr(starter, end - starter), /*compatible=*/false, out);
     copied = starter = i = end;
   }
   return out.append(text, copied);
@@ -232,8 +242,28 @@ std::string normalize_nfc(std::string_view text) {
 std::string normalize_nfd(std::string_view text) {
   std::string out;
   out.reserve(text.size());
-  for (const char32_t c : decompose_and_order(text).text) utf8_append(c, out);
+  for (const char32_t c : decompose_and_order(text, /*compatible=*/false).text) utf8_append(c, out);
   return out;
+}
+
+std::string normalize_nfkc(std::string_view text) {
+  if (is_ascii(text)) return std::string(text);
+  std::string out;
+  out.reserve(text.size());
+  append_composed(text, /*compatible=*/true, out);
+  return out;
+}
+
+std::string normalize_nfkd(std::string_view text) {
+  if (is_ascii(text)) return std::string(text);
+  std::string out;
+  out.reserve(text.size());
+  for (const char32_t c : decompose_and_order(text, /*compatible=*/true).text) utf8_append(c, out);
+  return out;
+}
+
+bool is_combining_mark(char32_t code_point) {
+  return is_in(nfc::kMarks, code_point);
 }
 
 }  // namespace pare::runtime

@@ -4,8 +4,8 @@
 #include <stdexcept>
 
 #include "runtime/system/visible_text.h"
-#include "runtime/tokenizer/regex.h"
-#include "runtime/tokenizer/unicode.h"
+#include "runtime/text/regex.h"
+#include "runtime/text/unicode.h"
 
 namespace pare::runtime {
 namespace {
