@@ -1,7 +1,10 @@
 // Writes the corpora of the files that pare itself writes during a run, for fuzz_statistics, fuzz_logits, fuzz_parts
 // and fuzz_survey. It uses pare's own writers and makes a small file for each feature, always with the same bytes.
 //
-// usage: make_corpus_of_runs CORPUS build-fuzz/make_corpus_of_runs tests/fuzz/corpus
+// usage: build-fuzz/make_corpus_of_runs tests/fuzz/corpus
+//
+// Other files there stay. logits/one_shard_of_format_1 is what an earlier version wrote of the same store, and is read
+// as well.
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 
@@ -37,7 +40,9 @@ void make_statistics(const fs::path& corpus) {
   const StatisticsOrigin origin{"model", "data", "text.npy", kWindows, kTokens, 5, "pare 1", "torch 2", "avx"};
   for (const int64_t num_experts : {1, 2}) {
     const BlockDescription block = fuzz_block(num_experts);
-    StatisticsWriter writer(corpus / "statistics" / (num_experts == 1 ? "dense.h5" : "mixture.h5"), origin);
+    const fs::path path = corpus / "statistics" / (num_experts == 1 ? "dense.h5" : "mixture.h5");
+    fs::remove(path);
+    StatisticsWriter writer(path, origin);
     for (const Stage stage : block_stages(block)) {
       const int64_t width = stage_width(block, stage);
       const bool is_idle = stage.expert == 1;  // an expert that got no token
@@ -192,7 +197,6 @@ int main(int argc, char** argv) {
   }
   const std::filesystem::path corpus = argv[1];
   for (const char* name : {"statistics", "logits", "parts", "survey"}) {
-    std::filesystem::remove_all(corpus / name);
     std::filesystem::create_directories(corpus / name);
   }
   pare::make_statistics(corpus);

@@ -15,9 +15,12 @@
 #include <random>
 
 #include "compress/record/logit_writer.h"
+#include "runtime/system/atomic_file.h"
 #include "runtime/system/sha256.h"
 #include "tests/compress/run_pare.h"
 #include "tests/expect_error.h"
+#include "tests/fuzz/fuzz_files.h"
+#include "tests/places.h"
 
 namespace pare::test {
 using namespace compress;
@@ -466,6 +469,25 @@ TEST_F(Store, WhatCannotBeReadAgainIsNotWritten) {
     expect_error<std::logic_error>([&] { writer.publish(); }, {"all of its rows"});
   }
   EXPECT_TRUE(fs::is_empty(folder_.path()));
+}
+
+// A fuzzer that starts from files of an earlier format alone does not reach what is new in today's.
+TEST(LogitStore, FuzzersStartFromTodaysFormat) {
+  constexpr const char* kNames[] = {"t.h5.shards/00000.h5", "t.h5.shards/00001.h5", "t.h5"};
+  const TemporaryFolder folder("fuzz_corpus");
+  const std::string today = "pare " + std::string(kLogitFile.name) + " " + std::string(kLogitFile.version) + " ";
+  int num_of_today = 0, num_of_before = 0;
+  for (const auto& entry : fs::directory_iterator(fs::path(kSourceFolder) / "tests" / "fuzz" / "corpus" / "logits")) {
+    const fs::path store = folder / entry.path().filename().string();
+    fs::create_directories(store / "t.h5.shards");
+    for (const FuzzFile& file : split_files(bytes_of(entry.path()), std::size(kNames))) {
+      write_file_atomically(store / kNames[file.name], file.content);
+    }
+    EXPECT_GT(LogitStore::open(store / "t.h5").num_sequences(), 0) << entry.path();
+    ++(bytes_of(store / "t.h5").find(today) == 0 ? num_of_today : num_of_before);
+  }
+  EXPECT_EQ(num_of_today, 3);
+  EXPECT_EQ(num_of_before, 1);
 }
 
 }  // namespace
