@@ -4,7 +4,7 @@ Each folder holds a Hugging Face checkpoint (config.json, safetensors), ids.npy 
 [2, 64, V]): what transformers computes in float32 with its eager attention. rope.json holds inverse frequencies and
 attention factors of the scaled rotary embeddings; embedding_scales.json the embedding scales of gemma3 per dtype.
 
-    python tests/golden/make_families.py        # needs torch, transformers, safetensors, numpy
+    python tests/golden/make_families.py [NAME...]   # needs torch, transformers, safetensors, numpy; all without names
 
 The weights come from NumPy's PCG64 with fixed seeds, not from a library's initializer, and are large enough that
 attention is far from uniform; norm gains and biases are random too, so that forgetting one of them changes the logits.
@@ -13,6 +13,7 @@ attention is far from uniform; norm gains and biases are random too, so that for
 import json
 import pathlib
 import shutil
+import sys
 
 import numpy as np
 import safetensors
@@ -28,6 +29,11 @@ NUM_WINDOWS, NUM_TOKENS = 2, 64
 BASE = dict(vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, head_dim=16, max_position_embeddings=128, rms_norm_eps=1e-5, bos_token_id=1,
             eos_token_id=2, pad_token_id=0)
+
+
+# The same in 100 KB.
+SMALL = {**BASE, "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
+NO_HEAD_SIZE = {k: v for k, v in SMALL.items() if k != "head_dim"}
 
 
 def rope(theta, **more):
@@ -68,16 +74,67 @@ FAMILIES = {
                                     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
                                     "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0}},
                                 **{**BASE, "num_hidden_layers": 3, "hidden_size": 48, "intermediate_size": 64}),
+    # A head size that is not the width's quotient.
+    "gemma_wide_heads": dict(model_type="gemma", hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True,
+                             **rope(10000.0), **{**SMALL, "head_dim": 16}),
+    # Caps so low that scores and logits reach them.
+    "gemma2_caps": dict(model_type="gemma2", sliding_window=12, query_pre_attn_scalar=24, attn_logit_softcapping=4.0,
+                        final_logit_softcapping=5.0, tie_word_embeddings=True, **rope(10000.0),
+                        **{**SMALL, "num_hidden_layers": 3, "hidden_size": 48}),
+    "granite_factors": dict(model_type="granite", embedding_multiplier=3, attention_multiplier=0.2,
+                            residual_multiplier=0.4, logits_scaling=2.5, tie_word_embeddings=True, **rope(10000.0),
+                            **NO_HEAD_SIZE),
+    # Blocks 1 and 3 of 4 are not rotated.
+    "smollm3_unrotated": dict(model_type="smollm3", no_rope_layers=[1, 0, 1, 0], tie_word_embeddings=True,
+                              **rope(2000000.0), **{**NO_HEAD_SIZE, "num_hidden_layers": 4}),
+    "ministral_mixed_windows": dict(model_type="ministral", sliding_window=10, tie_word_embeddings=False,
+                                    layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+                                    **rope(10000.0), **{**SMALL, "num_hidden_layers": 3}),
+    "seed_oss_biases": dict(model_type="seed_oss", attention_bias=True, attention_out_bias=False, mlp_bias=False,
+                            tie_word_embeddings=False, **rope(10000.0), **SMALL),
+    "phi3_stacks": dict(model_type="phi3", sliding_window=20, tie_word_embeddings=False, **rope(10000.0),
+                        **NO_HEAD_SIZE),
+    # 64 tokens are more than 32, so the long factors apply. Twelve of 16 channels are rotated.
+    "phi3_longrope_partial": dict(model_type="phi3", tie_word_embeddings=True, original_max_position_embeddings=32,
+                                  **rope(10000.0, rope_type="longrope", partial_rotary_factor=0.75,
+                                         short_factor=[1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+                                         long_factor=[1.0, 1.5, 2.0, 3.0, 5.0, 8.0]),
+                                  **{**NO_HEAD_SIZE, "hidden_size": 64}),
+    # The same with factors for more tokens than there are.
+    "phi3_longrope_short_bf16": dict(model_type="phi3", tie_word_embeddings=True, original_max_position_embeddings=100,
+                                     **rope(10000.0, rope_type="longrope", short_factor=[1.0, 1.1, 1.3, 1.6],
+                                            long_factor=[1.0, 2.0, 4.0, 8.0]), **NO_HEAD_SIZE),
+    "glm_neighbours": dict(model_type="glm", attention_bias=True, tie_word_embeddings=False,
+                           **rope(10000.0, partial_rotary_factor=0.5), **{**SMALL, "head_dim": 16}),
+    "glm4_four_norms": dict(model_type="glm4", attention_bias=True, tie_word_embeddings=False,
+                            **rope(10000.0, partial_rotary_factor=0.5), **SMALL),
+    "olmo2_norms_after": dict(model_type="olmo2", tie_word_embeddings=False, **rope(500000.0), **NO_HEAD_SIZE),
+    "olmo3_windows_yarn": dict(model_type="olmo3", sliding_window=8, tie_word_embeddings=False,
+                               layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                               rope_parameters={
+                                   "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+                                   "full_attention": {"rope_type": "yarn", "rope_theta": 500000.0, "factor": 4.0,
+                                                      "original_max_position_embeddings": 32}},
+                               **{**NO_HEAD_SIZE, "num_hidden_layers": 3}),
+    "exaone4_unrotated": dict(model_type="exaone4", sliding_window=8, tie_word_embeddings=True,
+                              layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                              **rope(10000.0), **{**NO_HEAD_SIZE, "num_hidden_layers": 3}),
+    # transformers has no minicpm: it is granite with other names for its factors.
+    "minicpm_factors": dict(model_type="granite", embedding_multiplier=12, attention_multiplier=8**-0.5,
+                            residual_multiplier=1.4 / 2**0.5, logits_scaling=32 / 16, tie_word_embeddings=True,
+                            **rope(10000.0), **NO_HEAD_SIZE),
 }
 STORED_DTYPE = {"llama_sharded_fp16": torch.float16, "qwen3_norms_bf16": torch.bfloat16,
-                "qwen3_moe_dense_block_bf16": torch.bfloat16}
-SEED = {"mixtral_experts": 100, "qwen3_moe_dense_block_bf16": 101, "qwen3_moe_fused": 102}  # the others: their place
+                "qwen3_moe_dense_block_bf16": torch.bfloat16,
+                "phi3_longrope_short_bf16": torch.bfloat16}
+# The others: their place.
+SEED = {"mixtral_experts": 100, "qwen3_moe_dense_block_bf16": 101, "qwen3_moe_fused": 102}
 
 
 def randomize(model, seed):
     """Linears N(0, 0.15^2), embedding and untied head N(0, 0.3^2), gains in [0.5, 1.5], biases N(0, 0.3^2)."""
     rng = np.random.default_rng(seed)
-    unit_offset = model.config.model_type == "gemma3_text"
+    unit_offset = model.config.model_type.startswith("gemma")
     for name, parameter in sorted(model.named_parameters()):
         shape = tuple(parameter.shape)
         if "norm" in name:
@@ -101,6 +158,17 @@ def write_old_config(path):
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
+def write_minicpm_config(path):
+    """Rewrites a config.json of granite with the names of MiniCPM (its modeling_minicpm.py, of two blocks)."""
+    config = json.loads(path.read_text())
+    for key in ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling", "mlp_bias",
+                "rope_parameters"):
+        del config[key]
+    config.update(model_type="minicpm", architectures=["MiniCPMForCausalLM"], scale_emb=12, scale_depth=1.4,
+                  dim_model_base=16)
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
 def make_family(name, settings, seed):
     folder = OUT / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -121,6 +189,8 @@ def make_family(name, settings, seed):
     ids_NT = np.random.default_rng(1000 + seed).integers(
         0, config.vocab_size, (NUM_WINDOWS, NUM_TOKENS), dtype=np.int32
     )
+    if name == "minicpm_factors":
+        write_minicpm_config(folder / "config.json")
     with torch.no_grad():
         logits_NTV = model(torch.from_numpy(ids_NT).long()).logits.float().numpy()
     np.save(folder / "ids.npy", ids_NT)
@@ -176,6 +246,8 @@ def main():
     OUT.mkdir(exist_ok=True)
     others = [name for name in FAMILIES if name not in SEED]
     for name, settings in FAMILIES.items():
+        if len(sys.argv) > 1 and name not in sys.argv[1:]:
+            continue
         make_family(name, settings, SEED[name] if name in SEED else others.index(name))
     make_rope_cases()
     make_embedding_scales()
@@ -189,7 +261,7 @@ no third party's work is inside.
 | file | what | source, licence |
 |---|---|---|
 | `*/*` | a folder a family: a Hugging Face checkpoint, `ids.npy` (int32 [2, 64]) and \
-`logits.npy` (float32 [2, 64, 128]), computed in float32 with eager attention | make_families.py, no licence applies |
+`logits.npy` (float32 [2, 64, V]), computed in float32 with eager attention | make_families.py, no licence applies |
 | rope.json, embedding_scales.json | values of transformers' own functions | make_families.py, no licence applies |
 """)
 
