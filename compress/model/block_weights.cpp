@@ -25,20 +25,16 @@ const runtime::InputFormat* input_format_of(const InputFormats& formats, const r
 }
 
 std::vector<runtime::LinearDescription> linears_of(const runtime::BlockDescription& block) {
-  std::vector<runtime::LinearDescription> linears = {block.q, block.k, block.v, block.o};
-  if (block.router) linears.push_back(*block.router);
-  for (const runtime::FeedForwardDescription& expert : block.experts) {
-    linears.insert(linears.end(), {expert.gate, expert.up, expert.down});
-  }
-  return linears;
+  return runtime::block_linears(block);
 }
 
 std::vector<runtime::NormDescription> norms_of(const runtime::BlockDescription& block) {
-  std::vector<runtime::NormDescription> norms = {block.attention_norm};
+  std::vector<runtime::NormDescription> norms;
+  if (block.attention_norm.exists()) norms.push_back(block.attention_norm);
   for (const auto& norm : {block.q_norm, block.k_norm, block.post_attention_norm}) {
     if (norm) norms.push_back(*norm);
   }
-  norms.push_back(block.feed_forward_norm);
+  if (block.feed_forward_norm.exists()) norms.push_back(block.feed_forward_norm);
   if (block.post_feed_forward_norm) norms.push_back(*block.post_feed_forward_norm);
   return norms;
 }
@@ -76,6 +72,11 @@ at::Tensor read_table(const runtime::Checkpoint& checkpoint, const runtime::Line
 
 at::Tensor read_gain(const runtime::Checkpoint& checkpoint, const runtime::NormDescription& norm) {
   return float_tensor(checkpoint.norm_gain(norm));
+}
+
+at::Tensor read_final_gain(const runtime::Checkpoint& checkpoint) {
+  at::Tensor gain_D = read_gain(checkpoint, checkpoint.description().final_norm);
+  return checkpoint.description().logit_scale == 1.0f ? gain_D : gain_D.mul_(checkpoint.description().logit_scale);
 }
 
 runtime::LinearWeights read_linear(const runtime::Checkpoint& checkpoint, const runtime::LinearDescription& linear,

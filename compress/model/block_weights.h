@@ -51,6 +51,8 @@ NamedTensors read_block(const runtime::Checkpoint& checkpoint, int64_t index, at
 at::Tensor read_table(const runtime::Checkpoint& checkpoint, const runtime::LinearDescription& table,
                       at::ScalarType compute);
 at::Tensor read_gain(const runtime::Checkpoint& checkpoint, const runtime::NormDescription& norm);
+// The final norm's gain with the logits' factor.
+at::Tensor read_final_gain(const runtime::Checkpoint& checkpoint);
 // Adds the linear's ".weight" and, where it has one, its ".bias". Returns what was read, whose pages may be gone.
 runtime::LinearWeights read_linear(const runtime::Checkpoint& checkpoint, const runtime::LinearDescription& linear,
                                    at::ScalarType compute, NamedTensors& tensors);

@@ -3,6 +3,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -31,10 +32,19 @@ DecoderFunctions::DecoderFunctions(const runtime::ModelDescription& model, int64
   for (size_t b = 0; b < model.blocks.size(); ++b) {
     const runtime::RopeDescription& rope = model.blocks[b].rope;
     for (size_t earlier = 0; earlier < b && angles_.size() == b; ++earlier) {
-      if (rope == model.blocks[earlier].rope) angles_.push_back(angles_[earlier]);
+      if (rope != model.blocks[earlier].rope) continue;
+      angles_.push_back(angles_[earlier]);
+      channels_.push_back(channels_[earlier]);
     }
     if (angles_.size() > b) continue;
-    const runtime::RopeTable table = runtime::make_rope_table(rope, model.head_size, max_tokens);
+    channels_.emplace_back();
+    if (!rope.channels_K.empty()) {
+      const at::Tensor channels_K = at::empty({model.head_size}, at::kLong);
+      std::copy(rope.channels_K.begin(), rope.channels_K.end(), channels_K.data_ptr<int64_t>());
+      channels_.back() = channels_K.to(device);
+    }
+    const runtime::RopeTable table =
+        runtime::make_rope_table(rope, model.head_size, max_tokens, rope.is_long(max_tokens));
     const std::vector<int64_t> shape = {max_tokens, model.head_size / 2};
     angles_.push_back(std::make_shared<RotaryAngles>(
         RotaryAngles{copied(table.cosine, shape).to(device), copied(table.sine, shape).to(device)}));
@@ -62,7 +72,8 @@ at::Tensor DecoderFunctions::block(int64_t index, const NamedTensors& weights, c
 }
 
 at::Tensor DecoderFunctions::final_norm(const at::Tensor& gain_D, const at::Tensor& hidden_RD) const {
-  return rms_norm_rows(hidden_RD, gain_D, model_->final_norm.epsilon, compute_);
+  const at::Tensor scaled_D = model_->logit_scale == 1.0f ? gain_D : gain_D.mul(model_->logit_scale);
+  return rms_norm_rows(hidden_RD, scaled_D, model_->final_norm.epsilon, compute_);
 }
 
 at::Tensor DecoderFunctions::head_products(const at::Tensor& head_VD, const at::Tensor& normalized_RD) const {
@@ -87,6 +98,7 @@ BlockFunctions::BlockFunctions(const DecoderFunctions& model, int64_t index, con
       model_(model.description()),
       block_(model_.blocks.at(static_cast<size_t>(index))),
       angles_(model.angles(index)),
+      channels_K_(model.channels(index)),
       weights_(weights),
       formats_(formats),
       site_(site) {}
@@ -102,8 +114,26 @@ const runtime::InputFormat* BlockFunctions::format_of(runtime::ActivationSite si
 StageInput BlockFunctions::normalized(runtime::Stage stage, const at::Tensor& hidden) const {
   const runtime::NormDescription& norm =
       stage.kind == runtime::Stage::attention_input ? block_.attention_norm : block_.feed_forward_norm;
+  if (!norm.exists())
+    return StageInput::plain(hidden.to(functions_.compute_type(), /*non_blocking=*/false, /*copy=*/true));
   return StageInput::norm(hidden, find_tensor(weights_, norm.name + ".weight"), norm.epsilon,
                           functions_.compute_type());
+}
+
+std::vector<at::Tensor> BlockFunctions::stage_products_of(const StageInput& input,
+                                                          const std::vector<runtime::LinearDescription>& readers,
+                                                          const std::vector<int64_t>& widths) const {
+  std::vector<LinearOperands> operands;
+  for (const runtime::LinearDescription& reader : readers) operands.push_back(operands_of(weights_, reader));
+  const std::vector<at::Tensor> products = stage_products(input, input_format_of(formats_, readers.front()), operands);
+  if (products.size() == widths.size()) return products;
+  std::vector<at::Tensor> parts = products.front().split_with_sizes(widths, -1);
+  for (at::Tensor& part : parts) part = part.contiguous();
+  return parts;
+}
+
+at::Tensor BlockFunctions::rotated_heads(const at::Tensor& x_BTHK, const RotaryAngles& angles) const {
+  return rotate_heads(channels_K_.defined() ? x_BTHK.index_select(-1, channels_K_) : x_BTHK, angles);
 }
 
 // softmax(scale q k^T + mask) v.
@@ -125,8 +155,8 @@ at::Tensor BlockFunctions::attend_documents(const at::Tensor& q_BTHK, const at::
       const RotaryAngles angles = angles_.positions(0, count);
       const auto part = [&](const at::Tensor& of_all) { return of_all.narrow(0, b, 1).narrow(1, first, count); };
       const at::Tensor mixed_1HTK =
-          attend(rotate_heads(part(q_BTHK), angles).transpose(1, 2), rotate_heads(part(k_BTGK), angles).transpose(1, 2),
-                 part(v_BTGK).transpose(1, 2));
+          attend(rotated_heads(part(q_BTHK), angles).transpose(1, 2),
+                 rotated_heads(part(k_BTGK), angles).transpose(1, 2), part(v_BTGK).transpose(1, 2));
       mixed_TI.push_back(mixed_1HTK.transpose(1, 2).reshape({count, width}));
     }
   }
@@ -135,22 +165,23 @@ at::Tensor BlockFunctions::attend_documents(const at::Tensor& q_BTHK, const at::
 
 at::Tensor BlockFunctions::attention(const at::Tensor& hidden, KeyValues* earlier, const DocumentStarts& starts) const {
   const int64_t num_tokens = hidden.size(-2);
-  const std::vector<at::Tensor> products = stage_products(
-      normalized(runtime::Stage::attention_input, hidden), input_format_of(formats_, block_.q),
-      {operands_of(weights_, block_.q), operands_of(weights_, block_.k), operands_of(weights_, block_.v)});
-  const auto heads = [&](const at::Tensor& product, int64_t num_heads) {
-    return product.view({-1, num_tokens, num_heads, model_.head_size});
+  const std::vector<at::Tensor> products =
+      stage_products_of(normalized(runtime::Stage::attention_input, hidden), block_.attention_readers(),
+                        {block_.q.num_out, block_.k.num_out, block_.v.num_out});
+  const auto heads = [&](at::Tensor product, int64_t num_heads, const std::optional<runtime::NormDescription>& of) {
+    const bool spans_heads = of && of->width != model_.head_size;
+    if (spans_heads) product = norm(*of, product, functions_.compute_type());
+    product = product.view({-1, num_tokens, num_heads, model_.head_size});
+    return of && !spans_heads ? norm(*of, product, functions_.compute_type()) : product;
   };
-  at::Tensor q_BTHK = heads(products[0], model_.num_heads);
-  at::Tensor k_BTGK = heads(products[1], model_.num_kv_heads);
-  const at::Tensor v_BTGK = heads(products[2], model_.num_kv_heads);
-  if (block_.q_norm) q_BTHK = norm(*block_.q_norm, q_BTHK, functions_.compute_type());
-  if (block_.k_norm) k_BTGK = norm(*block_.k_norm, k_BTGK, functions_.compute_type());
+  at::Tensor q_BTHK = heads(products[0], model_.num_heads, block_.q_norm);
+  at::Tensor k_BTGK = heads(products[1], model_.num_kv_heads, block_.k_norm);
+  const at::Tensor v_BTGK = heads(products[2], model_.num_kv_heads, {});
   if (!starts.empty()) return attend_documents(q_BTHK, k_BTGK, v_BTGK, starts);
   const int64_t num_earlier = earlier != nullptr && earlier->keys_BGTK.defined() ? earlier->keys_BGTK.size(2) : 0;
   const RotaryAngles angles = angles_.positions(num_earlier, num_tokens);
-  q_BTHK = rotate_heads(q_BTHK, angles);
-  k_BTGK = rotate_heads(k_BTGK, angles);
+  q_BTHK = rotated_heads(q_BTHK, angles);
+  k_BTGK = rotated_heads(k_BTGK, angles);
   at::Tensor k_BGTK = k_BTGK.transpose(1, 2);
   at::Tensor v_BGTK = v_BTGK.transpose(1, 2);
   if (earlier != nullptr) {
@@ -166,8 +197,7 @@ at::Tensor BlockFunctions::attention(const at::Tensor& hidden, KeyValues* earlie
 StageInput BlockFunctions::activation(int64_t expert, const StageInput& input) const {
   const runtime::FeedForwardDescription& network = block_.experts.at(static_cast<size_t>(std::max<int64_t>(expert, 0)));
   const std::vector<at::Tensor> products =
-      stage_products(input, input_format_of(formats_, network.gate),
-                     {operands_of(weights_, network.gate), operands_of(weights_, network.up)});
+      stage_products_of(input, network.readers(), {network.gate.num_out, network.up.num_out});
   return StageInput::gated(products[0], products[1], model_.activation);
 }
 
@@ -181,7 +211,8 @@ at::Tensor BlockFunctions::added(runtime::Stage stage, const at::Tensor& output)
   const bool is_attention = stage.kind == runtime::Stage::attention_output;
   const std::optional<runtime::NormDescription>& post =
       is_attention ? block_.post_attention_norm : block_.post_feed_forward_norm;
-  const at::Tensor delta = post ? norm(*post, output, at::kFloat) : output;
+  at::Tensor delta = post ? norm(*post, output, at::kFloat) : output;
+  if (model_.residual_scale != 1.0f) delta = delta.to(at::kFloat).mul(model_.residual_scale);
   return is_attention ? round_input(delta, format_of(runtime::ActivationSite::attention_output)) : delta;
 }
 

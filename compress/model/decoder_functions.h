@@ -41,6 +41,9 @@ class DecoderFunctions {
   at::Device device() const { return device_; }
   AttentionKernel attention_kernel() const { return attention_; }
   const RotaryAngles& angles(int64_t block) const { return *angles_[static_cast<size_t>(block)]; }
+  // The order of a head's channels that the rotation wants (RopeDescription::channels_K), int64 [K]; undefined: as they
+  // are.
+  const at::Tensor& channels(int64_t block) const { return channels_[static_cast<size_t>(block)]; }
   void set_input_formats(InputFormats formats);
 
   // ids_BT int64, table_VD in any floating type: [B, T, D] float32, scaled as the family has it.
@@ -51,7 +54,7 @@ class DecoderFunctions {
   // Through block `index` (BlockFunctions::forward), with the formats that were set.
   at::Tensor block(int64_t index, const NamedTensors& weights, const at::Tensor& hidden_BTD,
                    KeyValues* earlier = nullptr, const DocumentStarts& starts = {}) const;
-  // The final norm, in the compute type: what the head multiplies.
+  // The final norm and the logits' factor, in the compute type: what the head multiplies.
   at::Tensor final_norm(const at::Tensor& gain_D, const at::Tensor& hidden_RD) const;
   // The head's products with normalized hidden states [R, D]: [R, V] in the compute type, half of float32's memory.
   at::Tensor head_products(const at::Tensor& head_VD, const at::Tensor& normalized_RD) const;
@@ -65,15 +68,18 @@ class DecoderFunctions {
   at::Device device_;
   AttentionKernel attention_;
   std::vector<std::shared_ptr<const RotaryAngles>> angles_;  // of each block
+  std::vector<at::Tensor> channels_;
   InputFormats input_formats_;
 };
 
 // One block's functions, cut at its stages. A stage is one of the block's four inputs, and the linears that read it:
 //
 //   x = norm(hidden)                  attention_input      q, k, v
-//   mixed = attention(q, k, v)        attention_output     o          hidden += post_norm(o(mixed))
+//   mixed = attention(q, k, v)        attention_output     o          hidden += factor * post_norm(o(mixed))
 //   x = norm(hidden)                  feed_forward_input   gate, up
-//   z = act(gate) * up                feed_forward_output  down       hidden += post_norm(down(z))
+//   z = act(gate) * up                feed_forward_output  down       hidden += factor * post_norm(down(z))
+//
+// Where a block has no norm, x is the hidden state. The factor is the family's, mostly 1.
 //
 // In a mixture each expert has the two feed-forward stages for itself, and their inputs are rows of the tokens that go
 // to the expert, in order:
@@ -91,7 +97,7 @@ class BlockFunctions {
   BlockFunctions(const DecoderFunctions& model, int64_t index, const NamedTensors& weights, const InputFormats& formats,
                  const RoundedSite* site = nullptr);
 
-  // The norm in front of attention_input or feed_forward_input.
+  // The norm in front of attention_input or feed_forward_input, or a copy of the hidden state where there is none.
   StageInput normalized(runtime::Stage stage, const at::Tensor& hidden) const;
   // The input of attention_output, [..., T, H K]. earlier: not null, the tokens stand after those that it holds, see
   // them, and are added to it. starts: attention stays within a document, whose positions begin at 0, as if it stood
@@ -128,15 +134,22 @@ class BlockFunctions {
   const runtime::InputFormat* format_of(runtime::ActivationSite site) const;
   at::Tensor added(runtime::Stage stage, const at::Tensor& output) const;
   at::Tensor feed_forward(const at::Tensor& hidden) const;
+  // The products of a stage's linears, cut into parts of these widths where the file holds the linears as one.
+  std::vector<at::Tensor> stage_products_of(const StageInput& input,
+                                            const std::vector<runtime::LinearDescription>& readers,
+                                            const std::vector<int64_t>& widths) const;
   // Queries, keys and values before their rotation, [B, T, H K].
   at::Tensor attend_documents(const at::Tensor& q_BTHK, const at::Tensor& k_BTGK, const at::Tensor& v_BTGK,
                               const DocumentStarts& starts) const;
+  // Heads [B, T, H, K] of queries or keys, rotated.
+  at::Tensor rotated_heads(const at::Tensor& x_BTHK, const RotaryAngles& angles) const;
   at::Tensor attend(const at::Tensor& q_BHTK, const at::Tensor& k_BGTK, const at::Tensor& v_BGTK) const;
 
   const DecoderFunctions& functions_;
   const runtime::ModelDescription& model_;
   const runtime::BlockDescription& block_;
   const RotaryAngles& angles_;
+  const at::Tensor& channels_K_;
   const NamedTensors& weights_;
   const InputFormats& formats_;
   const RoundedSite* site_;

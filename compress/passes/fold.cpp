@@ -10,13 +10,23 @@
 namespace pare::compress {
 namespace {
 
-// The layers that folds go into: the stage and the place in stage_layers.
-constexpr std::pair<runtime::Stage, size_t> kValueLayer{runtime::Stage::attention_input, 2};
-constexpr size_t kUpIndex = 1;
+// The layer that a fold goes into, v or up: its stage and place in stage_layers, and its first row there, which is not
+// 0 where a file holds it behind others in one tensor.
+struct Producer {
+  runtime::Stage stage;
+  size_t index = 0;
+  int64_t first_row = 0;
+};
 
-std::pair<runtime::Stage, size_t> producer_of(runtime::Stage stage) {
-  if (stage.kind == runtime::Stage::attention_output) return kValueLayer;
-  return {runtime::Stage(runtime::Stage::feed_forward_input, stage.expert), kUpIndex};
+Producer producer_of(const runtime::BlockDescription& block, runtime::Stage stage) {
+  if (stage.kind == runtime::Stage::attention_output) {
+    if (block.qkv) return {runtime::Stage::attention_input, 0, block.q.num_out + block.k.num_out};
+    return {runtime::Stage::attention_input, 2};
+  }
+  const runtime::FeedForwardDescription& network =
+      block.experts[static_cast<size_t>(std::max<int64_t>(stage.expert, 0))];
+  const runtime::Stage reads(runtime::Stage::feed_forward_input, stage.expert);
+  return network.gate_up ? Producer{reads, 0, network.gate.num_out} : Producer{reads, 1};
 }
 
 bool is_power_of_two(float value) {
@@ -200,7 +210,7 @@ void restore_changed(const runtime::OwnedTensor& tensor, DecoderBlock& block) {
   runtime::convert_to_float(tensor.dtype, tensor.data, values);
   for (const auto& [stage, norm] : {std::pair{runtime::Stage::attention_input, &description.attention_norm},
                                     std::pair{runtime::Stage::feed_forward_input, &description.feed_forward_norm}}) {
-    if (tensor.name != norm->name + ".weight") continue;
+    if (!norm->exists() || tensor.name != norm->name + ".weight") continue;
     if (norm->unit_offset) {
       for (float& gain : values) gain += 1.0f;
     }
@@ -209,7 +219,7 @@ void restore_changed(const runtime::OwnedTensor& tensor, DecoderBlock& block) {
   }
   for (const runtime::Stage reader : runtime::block_stages(description)) {
     if (!runtime::folds_into_linear(reader)) continue;
-    const auto [stage, index] = producer_of(reader);
+    const auto [stage, index, first_row] = producer_of(description, reader);
     const std::string name = runtime::stage_layers(description, stage)[index].name;
     if (tensor.name == name + ".weight") return block.set_weight(stage, index, values);
     if (tensor.name == name + ".bias") return block.set_bias(stage, index, values);
@@ -235,7 +245,7 @@ std::vector<int64_t> producer_channels(const runtime::ModelDescription& model, c
 quant::ScaleBounds producer_bounds(const runtime::Checkpoint& checkpoint, runtime::Stage stage,
                                    const runtime::BlockDescription& block, const std::vector<CompressedLayer>& done,
                                    const std::vector<runtime::OwnedTensor>& changed) {
-  const auto [producer, index] = producer_of(stage);
+  const auto [producer, index, first_row] = producer_of(block, stage);
   const runtime::LinearDescription linear = runtime::stage_layers(block, producer)[index];
   std::vector<ExponentRange> rows(static_cast<size_t>(linear.num_out));
   const auto narrow_by = [&](const std::string& name) {
@@ -257,7 +267,8 @@ quant::ScaleBounds producer_bounds(const runtime::Checkpoint& checkpoint, runtim
   }
   if (linear.has_bias) narrow_by(linear.name + ".bias");
   quant::ScaleBounds bounds;
-  for (const int64_t row : producer_channels(checkpoint.description(), block, stage)) {
+  for (const int64_t channel : producer_channels(checkpoint.description(), block, stage)) {
+    const int64_t row = first_row + channel;
     bounds.least_I.push_back(std::ldexp(1.0f, rows[static_cast<size_t>(row)].least));
     bounds.most_I.push_back(std::ldexp(1.0f, rows[static_cast<size_t>(row)].most));
   }
@@ -282,9 +293,11 @@ std::vector<float> fold(const runtime::Checkpoint& checkpoint, runtime::Stage st
     throw std::invalid_argument("fold: no producer of the " + runtime::stage_name(stage) + " serves that expert alone");
   }
   if (!runtime::folds_into_linear(stage)) return fold_into_norm(checkpoint, stage, wanted_I, block, changed);
-  const auto [producer, index] = producer_of(stage);
+  const auto [producer, index, first_row] = producer_of(block.description(), stage);
   const runtime::LinearDescription linear = runtime::stage_layers(block.description(), producer)[index];
-  fold_into_linear(checkpoint, producer, index, by_row(wanted_I, channels_I, linear.num_out, linear.name), block, done,
+  std::vector<int64_t> rows_I = channels_I;
+  for (int64_t& row : rows_I) row += first_row;
+  fold_into_linear(checkpoint, producer, index, by_row(wanted_I, rows_I, linear.num_out, linear.name), block, done,
                    changed);
   return {wanted_I.begin(), wanted_I.end()};
 }

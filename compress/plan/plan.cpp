@@ -25,7 +25,11 @@ std::string pattern_of_experts(const std::string& gate) {
 }
 
 // Returns whether the stage's input can be scaled before it is rounded.
-bool takes_scaling(const PassRecipe& scaling, size_t pass, const std::vector<LayerPlan>& layers, runtime::Stage stage) {
+bool takes_scaling(const PassRecipe& scaling, size_t pass, const runtime::BlockDescription& block,
+                   const std::vector<LayerPlan>& layers, runtime::Stage stage) {
+  // A fold into a norm needs one.
+  if (stage.kind == runtime::Stage::attention_input && !block.attention_norm.exists()) return false;
+  if (stage.kind == runtime::Stage::feed_forward_input && !block.feed_forward_norm.exists()) return false;
   // A fold needs all linears that read the input.
   for (const LayerPlan& layer : layers) {
     if (layer.stage != stage) continue;
@@ -60,7 +64,7 @@ bool keep_scaled_stages(const PassRecipe& scaling, size_t pass, const runtime::B
                         std::vector<LayerPlan>& layers) {
   bool scales_any = false;
   for (const runtime::Stage stage : runtime::block_stages(block)) {
-    if (takes_scaling(scaling, pass, layers, stage)) {
+    if (takes_scaling(scaling, pass, block, layers, stage)) {
       if (stage.kind == runtime::Stage::feed_forward_input && block.is_mixture()) {
         const std::string name(scaling.row->key), &gate = block.experts.front().gate.name;
         refuse_recipe(name + ": " + stage_layers(block, stage).front().name +

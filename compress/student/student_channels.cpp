@@ -253,8 +253,7 @@ class WidthChooser {
 };
 
 bool is_same_kind(const runtime::BlockDescription& a, const runtime::BlockDescription& b) {
-  return a.sliding_window == b.sliding_window && a.rope.inverse_frequencies == b.rope.inverse_frequencies &&
-         a.rope.attention_factor == b.rope.attention_factor;
+  return a.sliding_window == b.sliding_window && a.rope == b.rope;
 }
 
 }  // namespace

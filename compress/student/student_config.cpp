@@ -1,6 +1,7 @@
 #include "compress/student/student_config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "runtime/model/families.h"
@@ -51,6 +52,14 @@ void keep_layers(const runtime::ModelDescription& teacher, std::span<const int64
       if (!holds) config.erase(key);
     }
   }
+  if (const std::string key(family.rotation.layers_key); !key.empty()) {
+    Json rotated = Json::array();
+    for (const int64_t layer : kept) {
+      const std::vector<float>& frequencies = teacher.blocks[static_cast<size_t>(layer)].rope.inverse_frequencies;
+      rotated.push_back(frequencies.front() != 0.0f ? 1 : 0);
+    }
+    config[key] = rotated;
+  }
   // Layers from this number on slide. The new number counts the kept layers before it.
   if (config.contains("max_window_layers") && config["max_window_layers"].is_number_integer()) {
     const auto num_full = config["max_window_layers"].get<int64_t>();
@@ -66,6 +75,18 @@ void keep_layers(const runtime::ModelDescription& teacher, std::span<const int64
   }
 }
 
+// Keeps the factors of what blocks add and of the logits, where the family makes them of sizes that have changed.
+void keep_factors(const runtime::ModelDescription& teacher, size_t num_layers, int64_t hidden_size, Json& config) {
+  const runtime::DecoderFamily& family =
+      *runtime::decoder_families().find(&runtime::DecoderFamily::name, teacher.family);
+  if (const std::string key(family.factors.residual_of_depth); !key.empty() && num_layers != teacher.blocks.size()) {
+    config[key] = static_cast<double>(teacher.residual_scale) * std::sqrt(static_cast<double>(num_layers));
+  }
+  if (const std::string key(family.factors.logit_width); !key.empty() && hidden_size != teacher.hidden_size) {
+    config[key] = static_cast<double>(teacher.logit_scale) * static_cast<double>(hidden_size);
+  }
+}
+
 }  // namespace
 
 std::string student_config(const std::string& config_json, const runtime::ModelDescription& teacher,
@@ -75,6 +96,8 @@ std::string student_config(const std::string& config_json, const runtime::ModelD
     keep_layers(teacher, kept, config);
     config["num_hidden_layers"] = kept.size();
   }
+  keep_factors(teacher, kept.size(),
+               options.hidden_size == StudentOptions::kOfTeacher ? teacher.hidden_size : options.hidden_size, config);
   if (options.heads != StudentOptions::kOfTeacher || options.kv_heads != StudentOptions::kOfTeacher) {
     config["num_key_value_heads"] =
         options.kv_heads == StudentOptions::kOfTeacher ? teacher.num_kv_heads : options.kv_heads;

@@ -59,7 +59,7 @@ LeaveOneOut::LeaveOneOut(const runtime::Checkpoint& checkpoint, const runtime::S
       data_(data),
       backend_(backend),
       block_(checkpoint, 0, data.windows.num_tokens),
-      final_gain_D_(read_gain(checkpoint, model_.final_norm)),
+      final_gain_D_(read_final_gain(checkpoint)),
       sites_(std::move(sites)),
       hidden_NTD_(at::empty({data.windows.num_windows, data.windows.num_tokens, model_.hidden_size}, at::kFloat)),
       reference_(backend.allocate(hidden_NTD_.numel())),

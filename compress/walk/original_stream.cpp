@@ -99,7 +99,7 @@ void OriginalStream::compare_outputs(const DecoderBlock& original, runtime::Stag
     float* missing = missing_TD.data_ptr<float>() + t * width;
     const float root = root_weight(r, width, epsilon);
     for (int64_t i = 0; i < width; ++i) {
-      const float lost = is_direct ? r0[i] - r[i] : 0.0f;
+      const float lost = is_direct ? (r0[i] - r[i]) / model_.residual_scale : 0.0f;
       missing[i] = (output[i] - missing[i] + lost) * root;
     }
     const float* x = compared.x_TI.const_data_ptr<float>() + t * width_;

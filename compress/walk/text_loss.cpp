@@ -53,7 +53,7 @@ void pass_blocks(const runtime::Checkpoint& checkpoint, const runtime::TokenWind
     const DecoderBlock block(checkpoint, b, num_tokens);
     each_window([&](int64_t, at::Tensor& hidden_TD) { block.forward(hidden_TD); });
   }
-  const at::Tensor gain_D = read_gain(checkpoint, model.final_norm);
+  const at::Tensor gain_D = read_final_gain(checkpoint);
   each_window([&](int64_t, at::Tensor& hidden_TD) {
     hidden_TD.copy_(rms_norm_rows(hidden_TD, gain_D, model.final_norm.epsilon, at::kFloat));
   });

@@ -57,7 +57,8 @@ int64_t linear_parameters(const ModelDescription& model) {
   int64_t num = 0;
   const auto add = [&](const LinearDescription& linear) { num += linear.num_out * linear.num_in; };
   for (const BlockDescription& block : model.blocks) {
-    for (const LinearDescription* linear : {&block.q, &block.k, &block.v, &block.o}) add(*linear);
+    for (const LinearDescription& linear : block.attention_readers()) add(linear);
+    add(block.o);
     if (block.router) add(*block.router);
     const int64_t num_experts = block.is_mixture() ? block.routing.experts_per_token : 1;
     for (int64_t k = 0; k < num_experts; ++k) {

@@ -190,6 +190,37 @@ class CpuBackend final : public HostBackend {
     }
   }
 
+  void add_rows(float* hidden_RD, const float* delta_RD, const PackedNorm* delta_norm, int64_t num_rows, int64_t width,
+                LinearInput& x_RD) override {
+    check_norm(delta_norm, width, "add_rows");
+    const float* delta_gain = delta_norm != nullptr ? delta_norm->gain_D.get() : nullptr;
+    make_rows(x_RD, num_rows, width, [&](int64_t r, float* x) {
+      float* const hidden = hidden_RD + r * width;
+      kernels_.add_norm_row(hidden, delta_RD != nullptr ? delta_RD + r * width : nullptr, delta_gain,
+                            delta_norm != nullptr ? delta_norm->epsilon : 0.0f, nullptr, 0.0f, width, nullptr);
+      std::copy_n(hidden, width, x);
+    });
+  }
+
+  void scale(float* x, int64_t size, float factor) override {
+    const int64_t num_parts = (size + kMinParallelElements - 1) / kMinParallelElements;
+#pragma omp parallel for num_threads(threads_for(size))
+    for (int64_t part = 0; part < num_parts; ++part) {
+      const int64_t first = part * kMinParallelElements;
+      kernels_.scale(x + first, std::min(kMinParallelElements, size - first), factor);
+    }
+  }
+
+  void norm_columns(float* x, int64_t row_width, int64_t first, const PackedNorm& norm, int64_t num_rows) override {
+    check_columns(row_width, first, norm);
+    const int64_t width = norm.gain_D.size();
+#pragma omp parallel for num_threads(threads_for(num_rows* width))
+    for (int64_t r = 0; r < num_rows; ++r) {
+      float* const columns = x + r * row_width + first;
+      kernels_.add_norm_row(columns, nullptr, nullptr, 0.0f, norm.gain_D.get(), norm.epsilon, width, columns);
+    }
+  }
+
   void linear(const PackedLinear& packed, const LinearInput& x_RI, int64_t num_rows, float* y_RO) override {
     const auto* integer = dynamic_cast<const IntegerLinear*>(&packed);
     const CpuPackedLinear* floating = integer == nullptr ? &cpu_linear(packed) : nullptr;

@@ -112,6 +112,21 @@ class CudaBackend final : public Backend {
     if (norm != nullptr) round_beside_others(x_RD, num_rows, width);
   }
 
+  void add_rows(float* hidden_RD, const float* delta_RD, const PackedNorm* delta_norm, int64_t num_rows, int64_t width,
+                LinearInput& x_RD) override {
+    check_norm(delta_norm, width, "add_rows");
+    launch_add_rows(stream_, hidden_RD, delta_RD, view_of(delta_norm), num_rows, width, target_of(x_RD),
+                    rows_of(x_RD, width));
+    round_beside_others(x_RD, num_rows, width);
+  }
+
+  void scale(float* x, int64_t size, float factor) override { launch_scale(stream_, x, size, factor); }
+
+  void norm_columns(float* x, int64_t row_width, int64_t first, const PackedNorm& norm, int64_t num_rows) override {
+    check_columns(row_width, first, norm);
+    launch_norm_columns(stream_, x, row_width, first, view_of(&norm), norm.gain_D.size(), num_rows);
+  }
+
   void linear(const PackedLinear& packed, const LinearInput& x_RI, int64_t num_rows, float* y_RO) override {
     const CudaLinear& weights = cuda_linear(packed);
     check_input(packed, x_RI);

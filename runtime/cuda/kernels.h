@@ -49,6 +49,13 @@ struct NormView {
 // Row operations write rows in the form of `target` if it is rowwise, otherwise as floats for launch_round.
 void launch_add_norm(cudaStream_t stream, float* hidden_RD, const float* delta_RD, NormView delta_norm, NormView norm,
                      int64_t num_rows, int64_t width, const RoundingTarget& target, const RoundedRows& x);
+// The same with x = hidden.
+void launch_add_rows(cudaStream_t stream, float* hidden_RD, const float* delta_RD, NormView delta_norm,
+                     int64_t num_rows, int64_t width, const RoundingTarget& target, const RoundedRows& x);
+void launch_scale(cudaStream_t stream, float* x, int64_t size, float factor);
+// The norm of the columns [first, first + width) of rows of row_width values, in place.
+void launch_norm_columns(cudaStream_t stream, float* x, int64_t row_width, int64_t first, NormView norm, int64_t width,
+                         int64_t num_rows);
 // x is not written if x.x_RI is null.
 void launch_add_layer_norm(cudaStream_t stream, float* hidden_RD, const float* delta_RD, NormView norm,
                            int64_t num_rows, int64_t width, const RoundingTarget& target, const RoundedRows& x);

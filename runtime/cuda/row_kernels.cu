@@ -48,6 +48,29 @@ __global__ void add_norm_kernel(float* hidden_RD, const float* delta_RD, NormVie
             [&](int64_t i) { return scaled(load_quad(hidden_D, i, width), factor, load_quad(norm.gain_D, i, width)); });
 }
 
+__global__ void copy_rows_kernel(const float* hidden_RD, int64_t width, RoundingTarget target, RoundedRows x) {
+  SHARED_ARRAY(float, scratch_W, 3 * kMaxWarps);
+  const int64_t row = blockIdx.x;
+  write_row(target, x, row, width, scratch_W, [&](int64_t i) { return load_quad(hidden_RD + row * width, i, width); });
+}
+
+__global__ void scale_kernel(float* x, int64_t size, float factor) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * quad_step() + first_quad();
+  if (i >= size) return;
+  Quad quad = load_quad(x, i, size);
+  for (float& value : quad.at) value *= factor;
+  store_quad(x, i, size, quad);
+}
+
+__global__ void norm_columns_kernel(float* x, int64_t row_width, int64_t first, NormView norm, int64_t width) {
+  SHARED_ARRAY(float, scratch_W, kMaxWarps);
+  float* const columns = x + static_cast<int64_t>(blockIdx.x) * row_width + first;
+  const float factor = inverse_rms(columns, width, norm.epsilon, scratch_W);
+  for (int64_t i = first_quad(); i < width; i += quad_step()) {
+    store_quad(columns, i, width, scaled(load_quad(columns, i, width), factor, load_quad(norm.gain_D, i, width)));
+  }
+}
+
 // The variance is taken from differences with the mean, in a second pass, so that nothing cancels.
 __global__ void add_layer_norm_kernel(float* hidden_RD, const float* delta_RD, NormView norm, int64_t width,
                                       RoundingTarget target, RoundedRows x) {
@@ -157,6 +180,26 @@ void launch_add_norm(cudaStream_t stream, float* hidden_RD, const float* delta_R
   if (num_rows == 0) return;
   launch(add_norm_kernel, rows(num_rows), dim3(kRowThreads), 0, stream, hidden_RD, delta_RD, delta_norm, norm, width,
          target, x);
+}
+
+void launch_add_rows(cudaStream_t stream, float* hidden_RD, const float* delta_RD, NormView delta_norm,
+                     int64_t num_rows, int64_t width, const RoundingTarget& target, const RoundedRows& x) {
+  if (num_rows == 0) return;
+  launch_add_norm(stream, hidden_RD, delta_RD, delta_norm, {}, num_rows, width, {}, {});
+  launch(copy_rows_kernel, rows(num_rows), dim3(kRowThreads), 0, stream, static_cast<const float*>(hidden_RD), width,
+         target, x);
+}
+
+void launch_scale(cudaStream_t stream, float* x, int64_t size, float factor) {
+  if (size == 0) return;
+  launch(scale_kernel, rows((size + kRowThreads * kQuad - 1) / (kRowThreads * kQuad)), dim3(kRowThreads), 0, stream, x,
+         size, factor);
+}
+
+void launch_norm_columns(cudaStream_t stream, float* x, int64_t row_width, int64_t first, NormView norm, int64_t width,
+                         int64_t num_rows) {
+  if (num_rows == 0) return;
+  launch(norm_columns_kernel, rows(num_rows), dim3(kRowThreads), 0, stream, x, row_width, first, norm, width);
 }
 
 void launch_add_layer_norm(cudaStream_t stream, float* hidden_RD, const float* delta_RD, NormView norm,

@@ -76,7 +76,8 @@ struct PackedRope {
   int64_t head_size = 0;
   Buffer<float> cosine, sine;
 };
-RopeTable make_rope_table(const RopeDescription& rope, int64_t head_size, int64_t num_positions);
+// With the rope's second set of frequencies if is_long (RopeDescription::is_long).
+RopeTable make_rope_table(const RopeDescription& rope, int64_t head_size, int64_t num_positions, bool is_long = false);
 
 // The grid of one head's keys or values for one token: value = (code - zero) * scale. It is asymmetric int8, as
 // input_grid() makes it.
@@ -197,6 +198,16 @@ class Backend {
   // norm may be null; then x is not written.
   virtual void add_norm(float* hidden_RD, const float* delta_RD, const PackedNorm* delta_norm, const PackedNorm* norm,
                         int64_t num_rows, int64_t width, LinearInput& x_RD) = 0;
+
+  // The same with x = hidden, for linears that read the sum itself.
+  virtual void add_rows(float* hidden_RD, const float* delta_RD, const PackedNorm* delta_norm, int64_t num_rows,
+                        int64_t width, LinearInput& x_RD) = 0;
+
+  // x *= factor.
+  virtual void scale(float* x, int64_t size, float factor) = 0;
+
+  // Replaces the columns [first, first + the norm's width) of rows of row_width values by their norm.
+  virtual void norm_columns(float* x, int64_t row_width, int64_t first, const PackedNorm& norm, int64_t num_rows) = 0;
 
   // y = x W^T + b; y has packed.num_out() columns. x holds what an operation wrote for `packed`. Throws
   // std::invalid_argument if x has another linear's format.

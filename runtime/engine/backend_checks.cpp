@@ -27,6 +27,12 @@ void check_norm(const PackedNorm* norm, int64_t width, const char* operation) {
               std::to_string(norm == nullptr ? 0 : norm->gain_D.size()));
 }
 
+void check_columns(int64_t row_width, int64_t first, const PackedNorm& norm) {
+  require(first >= 0 && norm.gain_D.size() <= row_width - first, "norm_columns",
+          "expected a norm of at most " + std::to_string(row_width - first) + " columns, found " +
+              std::to_string(norm.gain_D.size()));
+}
+
 void check_layer_norm(const PackedLayerNorm& norm, int64_t width) {
   require(norm.gain_D.size() == width && norm.bias_D.size() == width, "add_layer_norm",
           "expected gain and bias of width " + std::to_string(width) + ", found " + std::to_string(norm.gain_D.size()) +

@@ -11,6 +11,8 @@ namespace pare::runtime {
 
 void check_ids(std::span<const int32_t> ids_R, int64_t vocabulary_size, const char* operation);
 void check_norm(const PackedNorm* norm, int64_t width, const char* operation);
+// The norm's columns lie within a row.
+void check_columns(int64_t row_width, int64_t first, const PackedNorm& norm);
 void check_layer_norm(const PackedLayerNorm& norm, int64_t width);
 void check_mean_rows(const Sequences& sequences);
 void check_shape(const AttentionShape& shape, const char* operation);

@@ -1,7 +1,6 @@
 #include "runtime/engine/decoder_weights.h"
 
 #include <algorithm>
-#include <initializer_list>
 #include <stdexcept>
 #include <utility>
 
@@ -9,6 +8,28 @@
 
 namespace pare::runtime {
 namespace {
+
+// The order of the rows of each linear that reads attention's input, with the channels of heads of q and k where the
+// rotation wants them. Empty: they stay.
+std::vector<std::vector<int32_t>> rotated_rows(const BlockDescription& block, const ModelDescription& model) {
+  const std::vector<int32_t>& channels_K = block.rope.channels_K;
+  if (channels_K.empty()) return {};
+  const auto heads = [&](int64_t first_row, int64_t num_heads, std::vector<int32_t>& rows) {
+    for (int64_t h = 0; h < num_heads; ++h) {
+      for (const int32_t channel : channels_K) {
+        rows.push_back(static_cast<int32_t>(first_row + h * model.head_size) + channel);
+      }
+    }
+  };
+  std::vector<std::vector<int32_t>> rows(block.qkv ? 1 : 2);
+  heads(0, model.num_heads, rows.front());
+  heads(block.qkv ? block.q.num_out : 0, model.num_kv_heads, rows.back());
+  if (!block.qkv) return rows;
+  for (int64_t row = block.q.num_out + block.k.num_out; row < block.qkv->num_out; ++row) {
+    rows.front().push_back(static_cast<int32_t>(row));
+  }
+  return rows;
+}
 
 // Reads weights from a checkpoint into packed form, and gives the source's pages back as it goes.
 class Packer {
@@ -29,36 +50,54 @@ class Packer {
     return packed;
   }
 
-  std::unique_ptr<PackedLinear> pack(std::initializer_list<LinearDescription> linears) const {
+  // rows: what a linear's rows become (rows_in_order); nothing: they stay.
+  std::unique_ptr<PackedLinear> pack(const std::vector<LinearDescription>& linears,
+                                     const std::vector<std::vector<int32_t>>& rows = {}) const {
     std::vector<LinearWeights> parts;
-    for (const LinearDescription& linear : linears) {
-      parts.push_back(checkpoint_.linear(linear));
+    for (size_t i = 0; i < linears.size(); ++i) {
+      parts.push_back(checkpoint_.linear(linears[i]));
       if (change_) change_(parts.back());
+      if (i < rows.size() && !rows[i].empty()) parts.back() = rows_in_order(parts.back(), rows[i]);
     }
     std::unique_ptr<PackedLinear> packed = backend_.pack(parts);
     for (const LinearDescription& linear : linears) checkpoint_.drop_pages(linear);
     return packed;
   }
 
-  PackedNorm norm(const NormDescription& description) const {
-    return backend_.pack_norm({.gain = checkpoint_.norm_gain(description), .epsilon = description.epsilon});
+  // channels_K: the order of the channels of each head that the norm spans; empty: they stay.
+  std::optional<PackedNorm> norm(const NormDescription& description,
+                                 const std::vector<int32_t>& channels_K = {}) const {
+    if (!description.exists()) return std::nullopt;
+    const std::vector<float> stored = checkpoint_.norm_gain(description);
+    std::vector<float> gain = stored;
+    for (size_t i = 0; !channels_K.empty() && i < gain.size(); ++i) {
+      const size_t place = i % channels_K.size();
+      gain[i] = stored[i - place + static_cast<size_t>(channels_K[place])];
+    }
+    return backend_.pack_norm({.gain = std::move(gain), .epsilon = description.epsilon});
   }
-  std::optional<PackedNorm> norm(const std::optional<NormDescription>& description) const {
-    return description ? std::optional(norm(*description)) : std::nullopt;
+  std::optional<PackedNorm> norm(const std::optional<NormDescription>& description,
+                                 const std::vector<int32_t>& channels_K = {}) const {
+    return description ? norm(*description, channels_K) : std::nullopt;
+  }
+  PackedNorm final_norm(const ModelDescription& model) const {
+    Norm norm = {.gain = checkpoint_.norm_gain(model.final_norm), .epsilon = model.final_norm.epsilon};
+    for (float& gain : norm.gain) gain *= model.logit_scale;
+    return backend_.pack_norm(norm);
   }
 
   BlockWeights block(const BlockDescription& source, const ModelDescription& model) const {
     BlockWeights block;
     block.attention_norm = norm(source.attention_norm);
     block.feed_forward_norm = norm(source.feed_forward_norm);
-    block.q_norm = norm(source.q_norm);
-    block.k_norm = norm(source.k_norm);
+    block.q_norm = norm(source.q_norm, source.rope.channels_K);
+    block.k_norm = norm(source.k_norm, source.rope.channels_K);
     block.post_attention_norm = norm(source.post_attention_norm);
     block.post_feed_forward_norm = norm(source.post_feed_forward_norm);
-    block.qkv = pack({source.q, source.k, source.v});
+    block.qkv = pack(source.attention_readers(), rotated_rows(source, model));
     block.o = pack({source.o});
     for (const FeedForwardDescription& expert : source.experts) {
-      block.experts.push_back({pack({expert.gate, expert.up}), pack({expert.down})});
+      block.experts.push_back({pack(expert.readers()), pack({expert.down})});
     }
     if (source.router) block.router = pack_plain(*source.router);
     block.routing = source.routing;
@@ -97,7 +136,7 @@ DecoderWeights load_decoder_weights(const Checkpoint& checkpoint, Backend& backe
     weights.blocks.push_back(std::move(block));
     if (progress) progress(static_cast<int64_t>(weights.blocks.size()), num_blocks);
   }
-  weights.final_norm = packer.norm(model.final_norm);
+  weights.final_norm = packer.final_norm(model);
   if (!model.tied_head) weights.untied_head = packer.pack_plain(checkpoint.head());
   return weights;
 }

@@ -13,8 +13,9 @@
 namespace pare::runtime {
 
 struct BlockWeights {
-  PackedNorm attention_norm, feed_forward_norm;
-  std::optional<PackedNorm> q_norm, k_norm, post_attention_norm, post_feed_forward_norm;
+  std::optional<PackedNorm> attention_norm, feed_forward_norm;  // nothing: the hidden state itself is read
+  std::optional<PackedNorm> q_norm, k_norm;                     // over each head, or over all heads
+  std::optional<PackedNorm> post_attention_norm, post_feed_forward_norm;
   std::unique_ptr<PackedLinear> qkv, o;
   std::vector<FeedForwardWeights> experts;  // a dense block has one
   std::unique_ptr<PackedLinear> router;     // null in a dense block
@@ -45,9 +46,10 @@ struct DecoderWeights {
   }
 };
 
-// Packs every weight and drops source pages as it goes. `progress` and `change` are those of Transformer::load. Throws
-// what Checkpoint's readers and Backend::pack throw, std::invalid_argument for an embedding, head or router with a
-// quantized input, and Interrupted between blocks.
+// Packs every weight and drops source pages as it goes. Rows of q and k, and gains of their norms, go where rotation
+// wants them (RopeDescription::channels_K). The final norm's gain takes the logits' factor. `progress` and `change` are
+// those of Transformer::load. Throws what Checkpoint's readers and Backend::pack throw, std::invalid_argument for an
+// embedding, head or router with a quantized input, and Interrupted between blocks.
 DecoderWeights load_decoder_weights(const Checkpoint& checkpoint, Backend& backend,
                                     const std::function<void(int64_t, int64_t)>& progress,
                                     const std::function<void(LinearWeights&)>& change);

@@ -5,6 +5,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "runtime/model/rope_scaling.h"
 #include "runtime/system/interrupt.h"
 
 namespace pare::runtime {
@@ -227,8 +228,7 @@ Encoder Encoder::load(const Checkpoint& checkpoint, Backend& backend,
                      .head_size = model.head_size,
                      .scale = model.attention_scale,
                      .causal = false};
-  const std::vector<float> no_frequencies(static_cast<size_t>(model.head_size / 2), 0.0f);
-  state.no_rotation = backend.pack_rope(make_rope_table({no_frequencies, 1.0f}, model.head_size, 1));
+  state.no_rotation = backend.pack_rope(make_rope_table(no_rotation(model.head_size), model.head_size, 1));
   state.for_each_linear([&](const PackedLinear& linear) { state.multiplies_codes |= linear.multiplies_codes(); });
   return encoder;
 }

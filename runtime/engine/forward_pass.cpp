@@ -72,7 +72,11 @@ ForwardArena::ForwardArena(Backend& backend, const ModelDescription& model, int6
 }
 
 ForwardPass::ForwardPass(const ModelDescription& model, DecoderWeights packed, Backend& on)
-    : description(model), weights(std::move(packed)), backend(on), rope_tables_(weights.ropes.size()) {
+    : description(model),
+      weights(std::move(packed)),
+      backend(on),
+      rope_tables_(weights.ropes.size()),
+      long_rope_tables_(weights.ropes.size()) {
   weights.for_each_linear([&](const PackedLinear& linear) {
     needs_whole_sequences_ = needs_whole_sequences_ || !linear.input().is_rowwise();
     multiplies_codes_ = multiplies_codes_ || linear.multiplies_codes();
@@ -85,8 +89,24 @@ int64_t ForwardPass::rows_at_a_time(int64_t num_tokens) const {
 
 void ForwardPass::need_positions(int64_t num_positions) {
   for (size_t i = 0; i < weights.ropes.size(); ++i) {
-    if (rope_tables_[i].num_positions >= num_positions) continue;
-    rope_tables_[i] = backend.pack_rope(make_rope_table(weights.ropes[i], description.head_size, num_positions));
+    const RopeDescription& rope = weights.ropes[i];
+    const bool is_long = rope.is_long(num_positions);
+    PackedRope& table = (is_long ? long_rope_tables_ : rope_tables_)[i];
+    if (table.num_positions >= num_positions) continue;
+    table = backend.pack_rope(make_rope_table(rope, description.head_size, num_positions, is_long));
+  }
+}
+
+const PackedRope& ForwardPass::rope_table(const BlockWeights& block, int64_t max_tokens) const {
+  return (weights.ropes[block.rope].is_long(max_tokens) ? long_rope_tables_ : rope_tables_)[block.rope];
+}
+
+void ForwardPass::add(float* hidden_RD, const float* delta_RD, const PackedNorm* delta_norm,
+                      const std::optional<PackedNorm>& norm, int64_t num_rows, LinearInput& x_RD) const {
+  if (norm) {
+    backend.add_norm(hidden_RD, delta_RD, delta_norm, &*norm, num_rows, description.hidden_size, x_RD);
+  } else {
+    backend.add_rows(hidden_RD, delta_RD, delta_norm, num_rows, description.hidden_size, x_RD);
   }
 }
 
@@ -115,20 +135,27 @@ void ForwardPass::run_chunk(ForwardArena& work, const BlockWeights& block, const
   };
 
   work.x_RD.prepare(*block.qkv, chunk.sequences);
-  backend.add_norm(hidden_RD, first_block ? nullptr : delta_RD, previous_norm, &block.attention_norm, num_rows, width,
-                   work.x_RD);
+  add(hidden_RD, first_block ? nullptr : delta_RD, previous_norm, block.attention_norm, num_rows, work.x_RD);
   backend.linear(*block.qkv, work.x_RD, num_rows, work.qkv_RC.get());
-  backend.rope_store(work.qkv_RC.get(), rope_tables_[block.rope], pointer(block.q_norm), pointer(block.k_norm),
-                     block.attention, rows_of(work.batch.positions_R), rows_of(work.batch.slots_R), cache,
-                     work.q_RHK.get());
+  const bool norms_each_head = block.q_norm && block.q_norm->gain_D.size() == description.head_size;
+  if (block.q_norm && !norms_each_head) {
+    const int64_t q_width = description.num_heads * description.head_size;
+    backend.norm_columns(work.qkv_RC.get(), block.qkv->num_out(), 0, *block.q_norm, num_rows);
+    backend.norm_columns(work.qkv_RC.get(), block.qkv->num_out(), q_width, *block.k_norm, num_rows);
+  }
+  backend.rope_store(work.qkv_RC.get(), rope_table(block, chunk.sequences.max_tokens),
+                     norms_each_head ? pointer(block.q_norm) : nullptr,
+                     norms_each_head ? pointer(block.k_norm) : nullptr, block.attention,
+                     rows_of(work.batch.positions_R), rows_of(work.batch.slots_R), cache, work.q_RHK.get());
   work.attended_RHK.prepare(*block.o, chunk.sequences);
   backend.attention(work.q_RHK.get(), cache, chunk.sequences, block.attention, work.attended_RHK);
   backend.linear(*block.o, work.attended_RHK, num_rows, delta_RD);
+  if (description.residual_scale != 1.0f) backend.scale(delta_RD, num_rows * width, description.residual_scale);
 
   work.x_RD.prepare(block.router ? *block.router : *block.experts.front().gate_up, chunk.sequences);
-  backend.add_norm(hidden_RD, delta_RD, pointer(block.post_attention_norm), &block.feed_forward_norm, num_rows, width,
-                   work.x_RD);
+  add(hidden_RD, delta_RD, pointer(block.post_attention_norm), block.feed_forward_norm, num_rows, work.x_RD);
   run_feed_forward(work, block, chunk, delta_RD);
+  if (description.residual_scale != 1.0f) backend.scale(delta_RD, num_rows * width, description.residual_scale);
 }
 
 // Takes the rows of work.x_RD through the block's network, or through the experts that they are sent to.

@@ -103,8 +103,15 @@ class ForwardPass {
                  bool first_block, KvLayer& cache) const;
   void run_feed_forward(ForwardArena& work, const BlockWeights& block, const Chunk& chunk, float* y_RD) const;
 
-  std::vector<PackedRope> rope_tables_;  // one for each of weights.ropes
-  bool needs_whole_sequences_ = false;   // true if rounding some linear's input needs whole sequences
+  // x is prepared for its reader.
+  void add(float* hidden_RD, const float* delta_RD, const PackedNorm* delta_norm, const std::optional<PackedNorm>& norm,
+           int64_t num_rows, LinearInput& x_RD) const;
+  // The table for sequences of at most max_tokens tokens.
+  const PackedRope& rope_table(const BlockWeights& block, int64_t max_tokens) const;
+
+  // One for each of weights.ropes, and one with the second set of frequencies of those that have it.
+  std::vector<PackedRope> rope_tables_, long_rope_tables_;
+  bool needs_whole_sequences_ = false;  // true if rounding some linear's input needs whole sequences
   bool multiplies_codes_ = false;
 };
 

@@ -192,6 +192,26 @@ class ReferenceBackend final : public HostBackend {
     if (norm != nullptr) round_rows(x_RD, num_rows, width);
   }
 
+  void add_rows(float* hidden_RD, const float* delta_RD, const PackedNorm* delta_norm, int64_t num_rows, int64_t width,
+                LinearInput& x_RD) override {
+    add_norm(hidden_RD, delta_RD, delta_norm, nullptr, num_rows, width, x_RD);
+    std::copy(hidden_RD, hidden_RD + num_rows * width, x_RD.x());
+    round_rows(x_RD, num_rows, width);
+  }
+
+  void scale(float* x, int64_t size, float factor) override {
+    for (int64_t i = 0; i < size; ++i) x[i] *= factor;
+  }
+
+  void norm_columns(float* x, int64_t row_width, int64_t first, const PackedNorm& norm, int64_t num_rows) override {
+    check_columns(row_width, first, norm);
+    for (int64_t r = 0; r < num_rows; ++r) {
+      float* const columns = x + r * row_width + first;
+      const std::vector<double> y = normalized(columns, norm);
+      for (size_t i = 0; i < y.size(); ++i) columns[i] = static_cast<float>(y[i]);
+    }
+  }
+
   void linear(const PackedLinear& packed, const LinearInput& x_RI, int64_t num_rows, float* y_RO) override {
     const ReferenceLinear& weight = reference_linear(packed);
     check_input(packed, x_RI);

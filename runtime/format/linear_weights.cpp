@@ -305,6 +305,37 @@ void weight_rows(const LinearWeights& linear, int64_t first_row, int64_t num_row
   convert_to_float(dense.dtype, rows, out);
 }
 
+LinearWeights rows_in_order(const LinearWeights& linear, std::span<const int32_t> rows_O) {
+  const auto num_out = static_cast<size_t>(linear.num_out());
+  if (rows_O.size() != num_out) {
+    throw std::invalid_argument("rows_in_order: '" + linear.name + "' has " + std::to_string(num_out) +
+                                " rows, found an order of " + std::to_string(rows_O.size()));
+  }
+  const auto ordered = [&](auto& values) {
+    const size_t width = values.size() / num_out;
+    auto from = values;
+    for (size_t o = 0; o < num_out; ++o) {
+      std::copy_n(from.begin() + static_cast<ptrdiff_t>(static_cast<size_t>(rows_O[o]) * width), width,
+                  values.begin() + static_cast<ptrdiff_t>(o * width));
+    }
+  };
+  LinearWeights result = linear;
+  ordered(result.bias_O);
+  ordered(result.outlier_weight_OJ);
+  if (auto* const quantized = std::get_if<QuantizedWeight>(&result.weight)) {
+    ordered(quantized->codes_OI);
+    ordered(quantized->scales_OG);
+    ordered(quantized->zeros_OG);
+    return result;
+  }
+  auto& dense = std::get<DenseWeight>(result.weight);
+  std::vector<std::byte> data(dense.data.begin(), dense.data.end());
+  ordered(data);
+  dense.owned = std::make_shared<const std::vector<std::byte>>(std::move(data));
+  dense.data = *dense.owned;
+  return result;
+}
+
 ZeroCount count_zeros(const LinearWeights& linear, const SparsePattern& pattern) {
   if (const std::string problem = pattern_problem(pattern, linear.num_in()); !problem.empty()) {
     throw std::invalid_argument("linear '" + linear.name + "': " + problem);

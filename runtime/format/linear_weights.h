@@ -119,6 +119,10 @@ struct LinearWeights {
 // Throws std::invalid_argument for rows outside of W, another size of `out`, or data that do not have W's size.
 void weight_rows(const LinearWeights& linear, int64_t first_row, int64_t num_rows, std::span<float> out);
 
+// Returns the linear with row o taken from row rows_O[o] of `linear`: weight, scales, zeros, bias and outlier columns.
+// rows_O has every row once. A dense weight is copied.
+LinearWeights rows_in_order(const LinearWeights& linear, std::span<const int32_t> rows_O);
+
 // The zeros among the values that are multiplied: W's, with the outlier columns in their place.
 struct ZeroCount {
   int64_t num_zeros = 0;       // +0 and -0

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,6 +21,7 @@ inline constexpr int64_t kMaxBlocks = 1024;
 inline constexpr int64_t kMaxHeads = 4096;
 inline constexpr int64_t kMaxHeadSize = 4096;
 inline constexpr int64_t kMaxVocabulary = int64_t{1} << 24;
+inline constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
 
 // Parses a file's text. Throws std::invalid_argument, with `where`, for what is no JSON object.
 nlohmann::json parse_config(const std::string& text, const std::string& where);

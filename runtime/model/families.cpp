@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <stdexcept>
+#include <utility>
 
 namespace pare::runtime {
 namespace {
@@ -11,7 +13,7 @@ constexpr std::array kFamilies{
     DecoderFamily{.name = "llama",
                   .model_type = "llama",
                   .architecture = "LlamaForCausalLM",
-                  .may_lack_kv_heads = true,  // no other family has files older than the key
+                  .may_lack_kv_heads = true,
                   .attention_bias_key = "attention_bias",
                   .feed_forward_bias_key = "mlp_bias",
                   .gguf = "llama",
@@ -51,6 +53,36 @@ constexpr std::array kFamilies{
                                            .size_key = "moe_intermediate_size",
                                            .normalizing_key = "norm_topk_prob",
                                            .may_have_dense_blocks = true}},
+    DecoderFamily{.name = "gemma",
+                  .model_type = "gemma",
+                  .architecture = "GemmaForCausalLM",
+                  .tied_by_default = true,
+                  .needs_head_size = true,
+                  .default_activation = "gelu_pytorch_tanh",
+                  .has_unit_offset = true,
+                  .attention_bias_key = "attention_bias",
+                  .scales_embedding = true,
+                  .bidirectional_key = "use_bidirectional_attention"},
+    DecoderFamily{.name = "gemma2",
+                  .model_type = "gemma2",
+                  .architecture = "Gemma2ForCausalLM",
+                  .tied_by_default = true,
+                  .needs_head_size = true,
+                  .activation_key = "hidden_activation",
+                  .default_activation = "gelu_pytorch_tanh",
+                  .norms = {.attention_output = "post_attention_layernorm",
+                            .feed_forward = "pre_feedforward_layernorm",
+                            .feed_forward_output = "post_feedforward_layernorm"},
+                  .has_unit_offset = true,
+                  .attention_bias_key = "attention_bias",
+                  .windows = {.layers = WindowLayers::but_every_nth, .default_layer = 2},
+                  .scales_embedding = true,
+                  .score_divisor_key = "query_pre_attn_scalar",
+                  .score_softcap_key = "attn_logit_softcapping",
+                  .logit_softcap_key = "final_logit_softcapping",
+                  .default_score_softcap = 50.0,
+                  .default_logit_softcap = 30.0,
+                  .bidirectional_key = "use_bidirectional_attention"},
     DecoderFamily{.name = "gemma3",
                   .model_type = "gemma3_text",
                   .architecture = "Gemma3ForCausalLM",
@@ -75,13 +107,137 @@ constexpr std::array kFamilies{
                   .bidirectional_key = "use_bidirectional_attention",
                   .gguf = "gemma3",
                   .gguf_blocks_divided_by_width = 62},  // the 27B model
+    DecoderFamily{.name = "granite",
+                  .model_type = "granite",
+                  .architecture = "GraniteForCausalLM",
+                  .may_lack_kv_heads = true,
+                  .attention_bias_key = "attention_bias",
+                  .feed_forward_bias_key = "mlp_bias",
+                  .factors = {.embedding = "embedding_multiplier",
+                              .scores = "attention_multiplier",
+                              .residual = "residual_multiplier",
+                              .logit_divisor = "logits_scaling"}},
+    DecoderFamily{
+        .name = "minicpm",
+        .model_type = "minicpm",
+        .architecture = "MiniCPMForCausalLM",
+        .tied_by_default = true,
+        .may_lack_kv_heads = true,
+        .attention_bias_key = "attention_bias",
+        .factors = {.embedding = "scale_emb", .residual_of_depth = "scale_depth", .logit_width = "dim_model_base"}},
+    DecoderFamily{
+        .name = "smollm3",
+        .model_type = "smollm3",
+        .architecture = "SmolLM3ForCausalLM",
+        .tied_by_default = true,
+        .attention_bias_key = "attention_bias",
+        .feed_forward_bias_key = "mlp_bias",
+        .default_rope_theta = 2e6,
+        .rotation = {.layers_key = "no_rope_layers", .interval_key = "no_rope_layer_interval", .default_interval = 4},
+        .refused_window_key = "use_sliding_window"},
+    DecoderFamily{.name = "ministral",
+                  .model_type = "ministral",
+                  .architecture = "MinistralForCausalLM",
+                  .windows = {.layers = WindowLayers::as_listed}},
+    DecoderFamily{.name = "seed_oss",
+                  .model_type = "seed_oss",
+                  .architecture = "SeedOssForCausalLM",
+                  .needs_head_size = true,
+                  .attention_bias_key = "attention_bias",
+                  .feed_forward_bias_key = "mlp_bias",
+                  .default_attention_bias = true,
+                  .output_bias_key = "attention_out_bias"},
+    DecoderFamily{.name = "phi3",
+                  .model_type = "phi3",
+                  .architecture = "Phi3ForCausalLM",
+                  .may_lack_kv_heads = true,
+                  .default_epsilon = 1e-5,
+                  .stacks = {.qkv = "qkv_proj", .gate_up = "gate_up_proj"},
+                  .rotation = {.may_be_partial = true},
+                  .windows = {.layers = WindowLayers::all, .default_size = 0}},
+    DecoderFamily{.name = "glm",
+                  .model_type = "glm",
+                  .architecture = "GlmForCausalLM",
+                  .needs_head_size = true,
+                  .default_epsilon = 1.5625e-7,
+                  .attention_bias_key = "attention_bias",
+                  .default_attention_bias = true,
+                  .output_has_no_bias = true,
+                  .stacks = {.gate_up = "gate_up_proj"},
+                  .rotation = {.turns_neighbours = true, .may_be_partial = true, .default_part = 0.5}},
+    DecoderFamily{
+        .name = "glm4",
+        .model_type = "glm4",
+        .architecture = "Glm4ForCausalLM",
+        .needs_head_size = true,
+        .norms = {.attention_output = "post_self_attn_layernorm", .feed_forward_output = "post_mlp_layernorm"},
+        .default_epsilon = 1.5625e-7,
+        .attention_bias_key = "attention_bias",
+        .default_attention_bias = true,
+        .output_has_no_bias = true,
+        .stacks = {.gate_up = "gate_up_proj"},
+        .rotation = {.turns_neighbours = true, .may_be_partial = true, .default_part = 0.5}},
+    DecoderFamily{.name = "olmo2",
+                  .model_type = "olmo2",
+                  .architecture = "Olmo2ForCausalLM",
+                  .may_lack_kv_heads = true,
+                  .norms = {.attention = "",
+                            .attention_output = "post_attention_layernorm",
+                            .feed_forward = "",
+                            .feed_forward_output = "post_feedforward_layernorm"},
+                  .default_epsilon = 1e-5,
+                  .has_head_norms = true,
+                  .head_norms_span_heads = true,
+                  .attention_bias_key = "attention_bias"},
+    DecoderFamily{.name = "olmo3",
+                  .model_type = "olmo3",
+                  .architecture = "Olmo3ForCausalLM",
+                  .may_lack_kv_heads = true,
+                  .norms = {.attention = "",
+                            .attention_output = "post_attention_layernorm",
+                            .feed_forward = "",
+                            .feed_forward_output = "post_feedforward_layernorm"},
+                  .default_epsilon = 1e-5,
+                  .has_head_norms = true,
+                  .head_norms_span_heads = true,
+                  .attention_bias_key = "attention_bias",
+                  .default_rope_theta = 5e5,
+                  .default_local_rope_theta = 5e5,
+                  .has_ropes_by_layer_type = true,
+                  .windows = {.layers = WindowLayers::but_every_nth, .default_layer = 4}},
+    DecoderFamily{.name = "exaone4",
+                  .model_type = "exaone4",
+                  .architecture = "Exaone4ForCausalLM",
+                  .norms = {.attention = "",
+                            .attention_output = "post_attention_layernorm",
+                            .feed_forward = "",
+                            .feed_forward_output = "post_feedforward_layernorm"},
+                  .default_epsilon = 1e-5,
+                  .has_head_norms = true,
+                  .rotation = {.only_in_windows = true},
+                  .windows = {.layers = WindowLayers::but_every_nth, .default_layer = 4}},
 };
 
 constexpr std::array kEncoderFamilies{EncoderFamily{.name = "bert", .architecture = "BertModel"}};
 
 // Returns what a row asks for and nothing computes; "" for a sound row.
 constexpr std::string_view not_computed(const DecoderFamily& row) {
-  if (row.norms.attention.empty() || row.norms.feed_forward.empty()) return "blocks without a norm of their input";
+  if ((row.norms.attention.empty() && row.norms.attention_output.empty()) ||
+      (row.norms.feed_forward.empty() && row.norms.feed_forward_output.empty())) {
+    return "halves of blocks without a norm";
+  }
+  if (row.mixture && (row.norms.feed_forward.empty() || !row.stacks.gate_up.empty())) {
+    return "experts without a norm before them or in stacks";
+  }
+  const bool scales_residual = !row.factors.residual.empty() || !row.factors.residual_of_depth.empty();
+  if (scales_residual && !(row.norms.attention_output.empty() && row.norms.feed_forward_output.empty())) {
+    return "a factor behind norms of outputs";
+  }
+  const bool is_plain = row.norms.attention == "input_layernorm" && row.score_softcap_key.empty() &&
+                        row.stacks.qkv.empty() && row.stacks.gate_up.empty() && !row.head_norms_span_heads &&
+                        !row.rotation.turns_neighbours && !row.rotation.may_be_partial &&
+                        row.rotation.layers_key.empty() && !scales_residual;
+  if (!is_plain && !row.gguf.empty()) return "its rotations, norms, stacks or factors in a GGUF file";
   if (row.mixture && !row.feed_forward_bias_key.empty()) return "biases of experts";
   if (row.mixture && !row.gguf.empty()) return "a mixture of experts in a GGUF file";
   if (row.windows.layers == WindowLayers::all && !row.gguf.empty()) return "a window in all layers of a GGUF file";
@@ -128,6 +284,45 @@ std::string FamilyTable<Row>::list(std::string_view Row::*field, std::string_vie
 
 template class FamilyTable<DecoderFamily>;
 template class FamilyTable<EncoderFamily>;
+
+std::string_view what_is_missing(std::string_view model_type) {
+  constexpr std::string_view kDelta = "layers of linear attention (gated delta rule)";
+  constexpr std::string_view kConvolution = "layers of short convolutions";
+  constexpr std::string_view kMamba = "state space layers (Mamba)";
+  constexpr std::string_view kRecurrent = "recurrent layers";
+  constexpr std::string_view kLatent = "latent attention (MLA)";
+  constexpr std::pair<std::string_view, std::string_view> kMissing[] = {
+      {"qwen3_next", kDelta},
+      {"qwen3_5", kDelta},
+      {"qwen3_5_text", kDelta},
+      {"qwen3_5_moe", kDelta},
+      {"qwen3_5_moe_text", kDelta},
+      {"olmo_hybrid", kDelta},
+      {"kimi_linear", kDelta},
+      {"lfm2", kConvolution},
+      {"lfm2_moe", kConvolution},
+      {"mamba", kMamba},
+      {"mamba2", kMamba},
+      {"falcon_mamba", kMamba},
+      {"falcon_h1", kMamba},
+      {"granitemoehybrid", kMamba},
+      {"bamba", kMamba},
+      {"jamba", kMamba},
+      {"nemotron_h", kMamba},
+      {"zamba", kMamba},
+      {"zamba2", kMamba},
+      {"recurrent_gemma", kRecurrent},
+      {"rwkv", kRecurrent},
+      {"xlstm", kRecurrent},
+      {"minimax", "layers of linear attention (lightning attention)"},
+      {"deepseek_v2", kLatent},
+      {"deepseek_v3", kLatent},
+      {"minicpm3", kLatent},
+      {"ministral3", "a factor of queries that grows with the position (llama_4_scaling_beta)"},
+  };
+  const auto found = std::ranges::find(kMissing, model_type, &std::pair<std::string_view, std::string_view>::first);
+  return found == std::end(kMissing) ? "" : found->second;
+}
 
 FamilyTable<DecoderFamily>& decoder_families() {
   static FamilyTable<DecoderFamily> table(kFamilies);

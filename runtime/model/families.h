@@ -15,6 +15,7 @@ namespace pare::runtime {
 enum class WindowLayers {
   none,             // every layer sees all earlier tokens
   all,              // every layer slides, where the file has a window; layer_types may not say otherwise
+  as_listed,        // layer_types says which; without it every layer slides, where the file has a window
   but_every_nth,    // each sliding_window_pattern-th layer sees all
   from_a_layer_on,  // those from max_window_layers on slide
 };
@@ -26,8 +27,34 @@ struct WindowTraits {
   bool has_switch = false;      // without use_sliding_window: true there is no window
 };
 
-// The norms' modules under a block. Those on the outputs of attention and feed-forward, before the residual sums, may
-// be missing.
+// Where heads of q and k are rotated, and which of their channels.
+struct RotationTraits {
+  bool turns_neighbours = false;       // pairs are channels 2j and 2j + 1; else they lie half of what is rotated apart
+  bool may_be_partial = false;         // partial_rotary_factor: only the first channels are rotated
+  double default_part = 1.0;           // of a file without the key
+  std::string_view layers_key = {};    // a list with 0 for each layer that is not rotated
+  std::string_view interval_key = {};  // without the list, each such layer is not
+  int64_t default_interval = 0;
+  bool only_in_windows = false;  // in a file with a window, layers without it are not rotated
+};
+
+// Keys of factors. Where a key is missing its factor is 1, except that the last two are refused without theirs.
+struct FactorTraits {
+  std::string_view embedding = {};
+  std::string_view scores = {};    // of attention, instead of a square root
+  std::string_view residual = {};  // of what attention and feed-forward add
+  std::string_view logit_divisor = {};
+  std::string_view residual_of_depth = {};  // the residual's is this value, divided by the root of the number of blocks
+  std::string_view logit_width = {};        // the logits' is this value, divided by hidden_size
+};
+
+// Modules that hold several linears, one after the other along their rows. "" stands for one each.
+struct StackNames {
+  std::string_view qkv = {}, gate_up = {};
+};
+
+// The norms' modules under a block. Those on the outputs of attention and feed-forward stand before the residual sums.
+// Each half of a block has at least one of its two.
 struct NormNames {
   std::string_view attention = "input_layernorm";
   std::string_view attention_output = {};
@@ -58,17 +85,27 @@ struct DecoderFamily {
   double default_epsilon = 1e-6;  // rms_norm_eps
   bool has_unit_offset = false;   // norms store their gains less 1 (GGUF files do not)
   bool has_head_norms = false;
+  bool head_norms_span_heads = false;  // one norm over all heads of q, and one over those of k
   bool has_qkv_bias = false;
   std::string_view attention_bias_key = {}, feed_forward_bias_key = {};  // of q, k, v, o, and of gate, up, down
+  bool default_attention_bias = false;
+  bool output_has_no_bias = false;        // attention_bias_key is of q, k and v alone
+  std::string_view output_bias_key = {};  // of o, instead
+  StackNames stacks = {};
   double default_rope_theta = 1e4;
   std::string_view local_rope_key = {};  // theta of the sliding layers, which have a rotation of their own
   double default_local_rope_theta = 1e4;
+  bool has_ropes_by_layer_type = false;  // rope_parameters has two sets; without a key for theta of the sliding layers
+  RotationTraits rotation = {};
   WindowTraits windows = {};
   bool scales_embedding = false;            // by sqrt(D)
   std::string_view score_divisor_key = {};  // its square root divides attention's scores; "": that of K does
-  std::string_view logit_softcap_key = {};
-  std::string_view null_softcap_key = {};   // of a cap that the family no longer has: a value is refused
-  std::string_view bidirectional_key = {};  // true is refused
+  std::string_view score_softcap_key = {}, logit_softcap_key = {};
+  double default_score_softcap = 0.0, default_logit_softcap = 0.0;  // 0: none
+  FactorTraits factors = {};
+  std::string_view null_softcap_key = {};    // of a cap that the family no longer has: a value is refused
+  std::string_view bidirectional_key = {};   // true is refused
+  std::string_view refused_window_key = {};  // likewise, where windows are not computed
   std::optional<MixtureTraits> mixture = {};
   std::string_view gguf = {};                // general.architecture
   bool gguf_rotates_neighbours = false;      // rows of q and k alternate between the halves of a head
@@ -109,6 +146,9 @@ class FamilyTable {
  private:
   std::vector<const Row*> rows_;
 };
+
+// Returns what a model_type of no family is made of that pare does not compute; "" if that is not known.
+std::string_view what_is_missing(std::string_view model_type);
 
 FamilyTable<DecoderFamily>& decoder_families();
 FamilyTable<EncoderFamily>& encoder_families();

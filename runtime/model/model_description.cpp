@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string_view>
 
 #include "runtime/model/config_section.h"
 #include "runtime/model/families.h"
+#include "runtime/model/rope_config.h"
 #include "runtime/model/rope_scaling.h"
 
 namespace pare::runtime {
@@ -22,9 +22,7 @@ using Json = nlohmann::json;
 
 constexpr int64_t kMaxExperts = 1024;                   // per block
 constexpr int64_t kMaxExpertsInAll = int64_t{1} << 17;  // over all blocks
-constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
-constexpr double kMaxRopeTheta = 1e15;
-constexpr double kMaxRopeFactor = 1e6;
+constexpr double kMaxFactor = 1e6;
 constexpr size_t kMaxEosTokens = 1024;
 
 const DecoderFamily& find_family(const ConfigSection& config) {
@@ -32,7 +30,9 @@ const DecoderFamily& find_family(const ConfigSection& config) {
   const DecoderFamily* family = decoder_families().find(&DecoderFamily::model_type, model_type);
   if (family == nullptr) {
     std::string reason = "is not an architecture that pare knows";
-    if (model_type.ends_with("_moe")) {
+    if (const std::string_view missing = what_is_missing(model_type); !missing.empty()) {
+      reason = "has " + std::string(missing) + ", which pare does not compute";
+    } else if (model_type.ends_with("_moe")) {
       reason = "is a mixture of experts of a family that pare does not know";
     } else if (const DecoderFamily* text = decoder_families().find(&DecoderFamily::whole_model_type, model_type)) {
       reason = "is the vision-language model; pare reads only its text model (model_type " +
@@ -53,103 +53,6 @@ const DecoderFamily& find_family(const ConfigSection& config) {
     }
   }
   return *family;
-}
-
-// --- Rotary embeddings ---------------------------------------------------------------------------------------------
-
-RopeDescription describe_llama3_rope(const ConfigSection& rope, double theta, int64_t head_size,
-                                     double original_context) {
-  Llama3Scaling scaling{.factor = rope.number("factor", 0.0, kMaxRopeFactor),
-                        .low_freq_factor = rope.number("low_freq_factor", 0.0, kMaxRopeFactor),
-                        .high_freq_factor = rope.number("high_freq_factor", 0.0, kMaxRopeFactor),
-                        .original_context = original_context};
-  if (scaling.low_freq_factor >= scaling.high_freq_factor) {
-    rope.fail("high_freq_factor", "a number above low_freq_factor, " + json_text(Json(scaling.low_freq_factor)));
-  }
-  return llama3_rope(theta, head_size, scaling);
-}
-
-RopeDescription describe_yarn_rope(const ConfigSection& rope, double theta, int64_t head_size, int64_t context_length,
-                                   double original_context) {
-  YarnScaling scaling;
-  scaling.factor =
-      rope.number_or("factor", static_cast<double>(context_length) / original_context, 0.0, kMaxRopeFactor);
-  scaling.attention_factor = yarn_temperature(scaling.factor, 1.0);
-  if (rope.has("mscale") && rope.has("mscale_all_dim")) {
-    scaling.attention_factor = yarn_temperature(scaling.factor, rope.number("mscale", 0.0, kMaxRopeFactor)) /
-                               yarn_temperature(scaling.factor, rope.number("mscale_all_dim", 0.0, kMaxRopeFactor));
-  }
-  scaling.attention_factor = rope.number_or("attention_factor", scaling.attention_factor, 0.0, kMaxRopeFactor);
-  scaling.beta_fast = rope.number_or("beta_fast", scaling.beta_fast, 0.0, kMaxRopeFactor);
-  scaling.beta_slow = rope.number_or("beta_slow", scaling.beta_slow, 0.0, kMaxRopeFactor);
-  scaling.truncates = rope.boolean_or("truncate", true);
-  scaling.original_context = original_context;
-  return yarn_rope(theta, head_size, scaling);
-}
-
-// `rope` holds rope_type and its options: rope_parameters, or rope_scaling of older files. `theta` applies if `rope`
-// has no rope_theta itself.
-RopeDescription describe_rope(const ConfigSection& rope, const ConfigSection& config, double theta, int64_t head_size,
-                              int64_t context_length) {
-  theta = rope.number_or("rope_theta", theta, 1.0, kMaxRopeTheta);
-  for (const ConfigSection* section : {&rope, &config}) {
-    if (section->number_or("partial_rotary_factor", 1.0, 0.0, 1.0) != 1.0) {
-      section->fail("partial_rotary_factor", "1 (the whole head is rotated)");
-    }
-  }
-  const std::string_view type_key = rope.has("rope_type") ? "rope_type" : "type";
-  const std::string type = rope.string_or(type_key, "default");
-  const int64_t original_tokens = config.integer_or(
-      "original_max_position_embeddings",
-      rope.integer_or("original_max_position_embeddings", context_length, 1, kMaxTokens), 1, kMaxTokens);
-  const auto original_context = static_cast<double>(original_tokens);
-
-  if (type == "llama3") return describe_llama3_rope(rope, theta, head_size, original_context);
-  if (type == "yarn") return describe_yarn_rope(rope, theta, head_size, context_length, original_context);
-  float divisor = 1.0f;
-  if (type == "linear") {
-    divisor = static_cast<float>(rope.number("factor", 0.0, kMaxRopeFactor));
-  } else if (type != "default") {
-    rope.fail(type_key, "default, linear, llama3 or yarn (pare knows no other rotary scaling)");
-  }
-  return linear_rope(theta, head_size, divisor);
-}
-
-struct RopePair {
-  RopeDescription global, local;  // local: the sliding blocks' where they have their own, else the same
-};
-
-RopePair describe_ropes(const ConfigSection& config, const DecoderFamily& family, int64_t head_size,
-                        int64_t context_length) {
-  const Json empty_object = Json::object();
-  const ConfigSection nothing(empty_object, config.where());
-  const std::optional<ConfigSection> parameters = config.section("rope_parameters");
-  const std::optional<ConfigSection> scaling = config.section("rope_scaling");
-  const bool is_nested = parameters && (parameters->has("full_attention") || parameters->has("sliding_attention"));
-  const double theta = config.number_or("rope_theta", family.default_rope_theta, 1.0, kMaxRopeTheta);
-
-  if (family.local_rope_key.empty()) {
-    if (is_nested) {
-      config.fail("rope_parameters", "one set of parameters (a set per layer type is read only of: " +
-                                         decoder_families().list(&DecoderFamily::name, &DecoderFamily::local_rope_key) +
-                                         ")");
-    }
-    const bool use_scaling = scaling && !scaling->is_empty();
-    const ConfigSection& rope = use_scaling ? *scaling : parameters ? *parameters : nothing;
-    const RopeDescription global = describe_rope(rope, config, theta, head_size, context_length);
-    return {global, global};
-  }
-
-  if (parameters && !parameters->is_empty() && !is_nested) {
-    config.fail("rope_parameters", "objects full_attention and sliding_attention");
-  }
-  const std::optional<ConfigSection> full = is_nested ? parameters->section("full_attention") : std::nullopt;
-  const std::optional<ConfigSection> sliding = is_nested ? parameters->section("sliding_attention") : std::nullopt;
-  const double local_theta =
-      config.number_or(family.local_rope_key, family.default_local_rope_theta, 1.0, kMaxRopeTheta);
-  const ConfigSection& global_rope = scaling ? *scaling : full ? *full : nothing;
-  return {describe_rope(global_rope, config, theta, head_size, context_length),
-          describe_rope(sliding ? *sliding : nothing, config, local_theta, head_size, context_length)};
 }
 
 // --- Sliding windows -----------------------------------------------------------------------------------------------
@@ -175,22 +78,27 @@ std::vector<bool> parse_layer_types(const ConfigSection& config, int64_t num_blo
 std::vector<int64_t> sliding_windows(const ConfigSection& config, const DecoderFamily& family, int64_t num_blocks) {
   const WindowTraits& rule = family.windows;
   std::vector<int64_t> windows(static_cast<size_t>(num_blocks), 0);
-  if (rule.layers == WindowLayers::none) return windows;
+  const std::vector<bool> layer_types = parse_layer_types(config, num_blocks);
+  if (rule.layers == WindowLayers::none) {
+    if (std::count(layer_types.begin(), layer_types.end(), true) > 0) {
+      config.fail("layer_types", "full_attention for every layer (" + std::string(family.name) + " has no windows)");
+    }
+    return windows;
+  }
 
   int64_t window =
       config.is_null("sliding_window") ? 0 : config.integer_or("sliding_window", rule.default_size, 1, kMaxTokens);
   if (rule.has_switch && !config.boolean_or("use_sliding_window", false)) window = 0;
   std::vector<bool> is_sliding(windows.size(), window > 0);
-  const std::vector<bool> layer_types = parse_layer_types(config, num_blocks);
   if (rule.layers == WindowLayers::all) {
     if (!layer_types.empty() && layer_types != is_sliding) {
       config.fail("layer_types",
                   "what sliding_window says for every layer (" + std::string(family.name) + " does not mix them)");
     }
-  } else if (rule.layers == WindowLayers::but_every_nth) {
+  } else if (rule.layers == WindowLayers::but_every_nth && layer_types.empty()) {
     const int64_t pattern = config.integer_or("sliding_window_pattern", rule.default_layer, 1, kMaxBlocks);
     for (size_t b = 0; b < is_sliding.size(); ++b) is_sliding[b] = (b + 1) % static_cast<size_t>(pattern) != 0;
-  } else {
+  } else if (rule.layers == WindowLayers::from_a_layer_on) {
     const int64_t num_full = config.integer_or("max_window_layers", rule.default_layer, 0, kMaxTokens);
     for (size_t b = 0; b < is_sliding.size(); ++b) is_sliding[b] = window > 0 && static_cast<int64_t>(b) >= num_full;
   }
@@ -255,10 +163,43 @@ void read_token_ids(const ConfigSection& config, ModelDescription& model) {
 
 void refuse_what_is_not_implemented(const ConfigSection& config, const DecoderFamily& family) {
   config.require_false(family.bidirectional_key, "pare runs causal decoders");
+  config.require_false(family.refused_window_key, std::string(family.name) + " is computed without windows");
   // transformers reads the key and leaves the scores alone; no published gemma3 sets it.
   if (config.has(family.null_softcap_key)) {
     config.fail(family.null_softcap_key, "null (" + std::string(family.name) + " has none)");
   }
+}
+
+// Factors and caps of what the blocks make. hidden_size, head_size and dtype are there.
+void read_factors(const ConfigSection& config, const DecoderFamily& family, ModelDescription& model) {
+  const FactorTraits& keys = family.factors;
+  const auto factor = [&](std::string_view key) { return config.number_or(key, 1.0, 0.0, kMaxFactor); };
+  const auto cap = [&](std::string_view key, double otherwise) {
+    return static_cast<float>(config.is_null(key) ? 0.0 : config.number_or(key, otherwise, 0.0, kMaxFactor));
+  };
+  const double score_divisor = family.score_divisor_key.empty()
+                                   ? static_cast<double>(model.head_size)
+                                   : config.number(family.score_divisor_key, 0.0, kMaxFactor);
+  model.attention_scale =
+      static_cast<float>(keys.scores.empty() ? 1.0 / std::sqrt(score_divisor) : factor(keys.scores));
+  model.embedding_scale = static_cast<float>(factor(keys.embedding));
+  if (family.scales_embedding) {
+    model.embedding_scale =
+        round_to(static_cast<float>(std::sqrt(static_cast<double>(model.hidden_size))), model.dtype);
+  }
+  model.residual_scale = static_cast<float>(factor(keys.residual));
+  if (!keys.residual_of_depth.empty()) {
+    const auto depth = static_cast<double>(config.integer("num_hidden_layers", 1, kMaxBlocks));
+    model.residual_scale =
+        static_cast<float>(config.number(keys.residual_of_depth, 0.0, kMaxFactor) / std::sqrt(depth));
+  }
+  model.logit_scale = static_cast<float>(1.0 / factor(keys.logit_divisor));
+  if (!keys.logit_width.empty()) {
+    model.logit_scale =
+        static_cast<float>(config.number(keys.logit_width, 0.0, kMaxFactor) / static_cast<double>(model.hidden_size));
+  }
+  model.attention_softcap = cap(family.score_softcap_key, family.default_score_softcap);
+  model.logit_softcap = cap(family.logit_softcap_key, family.default_logit_softcap);
 }
 
 struct Biases {
@@ -334,22 +275,28 @@ BlockDescription describe_block(const ModelDescription& model, const DecoderFami
   const int64_t kv_width = model.num_kv_heads * model.head_size;
   const auto norm = [&](std::string_view name) { return make_norm(block.name + "." + std::string(name), width); };
 
-  block.attention_norm = norm(family.norms.attention);
-  block.feed_forward_norm = norm(family.norms.feed_forward);
+  if (const auto name = family.norms.attention; !name.empty()) block.attention_norm = norm(name);
+  if (const auto name = family.norms.feed_forward; !name.empty()) block.feed_forward_norm = norm(name);
   if (const auto name = family.norms.attention_output; !name.empty()) block.post_attention_norm = norm(name);
   if (const auto name = family.norms.feed_forward_output; !name.empty()) block.post_feed_forward_norm = norm(name);
   block.q = {attention + "q_proj", q_width, width, biases.qkv};
   block.k = {attention + "k_proj", kv_width, width, biases.qkv};
   block.v = {attention + "v_proj", kv_width, width, biases.qkv};
   block.o = {attention + "o_proj", width, q_width, biases.output};
+  if (const auto name = family.stacks.qkv; !name.empty()) {
+    block.qkv = {attention + std::string(name), q_width + 2 * kv_width, width, biases.qkv};
+  }
   if (family.has_head_norms) {
-    block.q_norm = make_norm(attention + "q_norm", model.head_size);
-    block.k_norm = make_norm(attention + "k_norm", model.head_size);
+    block.q_norm = make_norm(attention + "q_norm", family.head_norms_span_heads ? q_width : model.head_size);
+    block.k_norm = make_norm(attention + "k_norm", family.head_norms_span_heads ? kv_width : model.head_size);
   }
   const int64_t inner = model.feed_forward_size;
   block.experts = {FeedForwardDescription{{feed_forward + "gate_proj", inner, width, biases.feed_forward},
                                           {feed_forward + "up_proj", inner, width, biases.feed_forward},
                                           {feed_forward + "down_proj", width, inner, biases.feed_forward}}};
+  if (const auto name = family.stacks.gate_up; !name.empty()) {
+    block.experts.front().gate_up = {feed_forward + std::string(name), 2 * inner, width, biases.feed_forward};
+  }
   return block;
 }
 
@@ -370,19 +317,12 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
   model.tied_head = config.boolean_or("tie_word_embeddings", family.tied_by_default);
   model.embedding_name = "model.embed_tokens";
   model.head = {"lm_head", model.vocabulary_size, model.hidden_size, false};
-  const double score_divisor = family.score_divisor_key.empty()
-                                   ? static_cast<double>(model.head_size)
-                                   : config.number(family.score_divisor_key, 0.0, kMaxRopeFactor);
-  model.attention_scale = static_cast<float>(1.0 / std::sqrt(score_divisor));
-  if (family.scales_embedding) {
-    model.embedding_scale =
-        round_to(static_cast<float>(std::sqrt(static_cast<double>(model.hidden_size))), model.dtype);
-  }
-  model.logit_softcap = static_cast<float>(config.number_or(family.logit_softcap_key, 0.0, 0.0, kMaxRopeFactor));
+  read_factors(config, family, model);
 
-  const bool has_attention_bias = config.boolean_or(family.attention_bias_key, false);
+  const bool has_attention_bias = config.boolean_or(family.attention_bias_key, family.default_attention_bias);
   const Biases biases = {.qkv = has_attention_bias || family.has_qkv_bias,
-                         .output = has_attention_bias,
+                         .output = family.output_bias_key.empty() ? has_attention_bias && !family.output_has_no_bias
+                                                                  : config.boolean_or(family.output_bias_key, false),
                          .feed_forward = config.boolean_or(family.feed_forward_bias_key, false)};
   const auto epsilon = static_cast<float>(config.number_or("rms_norm_eps", family.default_epsilon, 0.0, 1.0));
   const MakeNorm make_norm = [&](const std::string& name, int64_t width) {
@@ -394,11 +334,13 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
   const std::vector<int64_t> windows = sliding_windows(config, family, num_blocks);
   const std::optional<MixtureOptions> mixtures = describe_mixtures(config, family, num_blocks);
   const RopePair ropes = describe_ropes(config, family, model.head_size, model.context_length);
+  const std::vector<bool> is_rotated = rotated_blocks(config, family.rotation, windows);
   for (int64_t b = 0; b < num_blocks; ++b) {
     BlockDescription block = describe_block(model, family, biases, make_norm, b);
     if (mixtures && mixtures->is_mixture[static_cast<size_t>(b)]) set_mixture(*mixtures, model.hidden_size, block);
     block.sliding_window = windows[static_cast<size_t>(b)];
     block.rope = block.sliding_window > 0 ? ropes.local : ropes.global;
+    if (!is_rotated[static_cast<size_t>(b)]) block.rope = no_rotation(model.head_size);
     model.blocks.push_back(std::move(block));
   }
   model.feed_forward_size = 0;
@@ -412,14 +354,30 @@ bool ModelDescription::has_mixture() const {
   return std::any_of(blocks.begin(), blocks.end(), [](const BlockDescription& block) { return block.is_mixture(); });
 }
 
+std::vector<LinearDescription> BlockDescription::attention_readers() const {
+  return qkv ? std::vector{*qkv} : std::vector{q, k, v};
+}
+
+std::vector<LinearDescription> FeedForwardDescription::readers() const {
+  return gate_up ? std::vector{*gate_up} : std::vector{gate, up};
+}
+
+std::vector<LinearDescription> block_linears(const BlockDescription& block) {
+  std::vector<LinearDescription> linears = block.attention_readers();
+  linears.push_back(block.o);
+  if (block.router) linears.push_back(*block.router);
+  for (const FeedForwardDescription& expert : block.experts) {
+    for (const LinearDescription& linear : expert.readers()) linears.push_back(linear);
+    linears.push_back(expert.down);
+  }
+  return linears;
+}
+
 std::vector<LinearDescription> block_linears(const ModelDescription& model) {
   std::vector<LinearDescription> linears;
   for (const BlockDescription& block : model.blocks) {
-    linears.insert(linears.end(), {block.q, block.k, block.v, block.o});
-    if (block.router) linears.push_back(*block.router);
-    for (const FeedForwardDescription& expert : block.experts) {
-      linears.insert(linears.end(), {expert.gate, expert.up, expert.down});
-    }
+    const std::vector<LinearDescription> of_block = block_linears(block);
+    linears.insert(linears.end(), of_block.begin(), of_block.end());
   }
   return linears;
 }
@@ -427,8 +385,9 @@ std::vector<LinearDescription> block_linears(const ModelDescription& model) {
 std::vector<NormDescription> all_norms(const ModelDescription& model) {
   std::vector<NormDescription> norms = {model.final_norm};
   for (const BlockDescription& block : model.blocks) {
-    norms.push_back(block.attention_norm);
-    norms.push_back(block.feed_forward_norm);
+    for (const NormDescription* norm : {&block.attention_norm, &block.feed_forward_norm}) {
+      if (norm->exists()) norms.push_back(*norm);
+    }
     for (const auto* norm : {&block.q_norm, &block.k_norm, &block.post_attention_norm, &block.post_feed_forward_norm}) {
       if (*norm) norms.push_back(**norm);
     }

@@ -27,20 +27,34 @@ struct NormDescription {
   int64_t width = 0;
   float epsilon = 1e-5f;
   bool unit_offset = false;
+  bool exists() const { return !name.empty(); }
 };
 
 // Rotary embedding: the angle of pair j at position t is t * inverse_frequency(j), halves rotated ("rotate_half").
 // inverse_frequencies has K/2 entries with every scaling (linear, llama3, yarn, ...) already applied. attention_factor
 // multiplies cos and sin.
+//
+// A pair with frequency 0 is left as it is: it is not multiplied either. Pair j is channels j and j + K/2 of a head, or
+// channels_K[j] and channels_K[j + K/2]. Scores do not change if the channels of q and k change places together. So
+// who multiplies q and k puts them in the order of channels_K, and rotates halves.
+//
+// longrope has two sets of frequencies. The second applies to sequences of more than short_tokens tokens.
 struct RopeDescription {
   std::vector<float> inverse_frequencies;
   float attention_factor = 1.0f;
+  std::vector<int32_t> channels_K = {};
+  std::vector<float> long_inverse_frequencies = {};  // empty: the first set always applies
+  int64_t short_tokens = 0;
+  bool is_long(int64_t num_tokens) const { return !long_inverse_frequencies.empty() && num_tokens > short_tokens; }
   bool operator==(const RopeDescription&) const = default;
 };
 
 // One feed-forward network: down(activation(gate(x)) * up(x)).
 struct FeedForwardDescription {
   LinearDescription gate, up, down;
+  std::optional<LinearDescription> gate_up = {};  // what the file holds instead of gate and up: their rows together
+  // The linears that read the network's input, as the file holds them.
+  std::vector<LinearDescription> readers() const;
 };
 
 // The experts of a mixture that a token goes to, and their weights: the top k of softmax(router(x)) in float32, the
@@ -53,12 +67,13 @@ struct RoutingDescription {
 // One decoder layer ("block"): hidden += post(attention(norm(hidden))); hidden += post(feed_forward(norm(hidden))). The
 // feed-forward of a mixture is the weighted sum of the token's experts, whose input the router reads too.
 struct BlockDescription {
-  std::string name;  // "model.layers.3"
-  NormDescription attention_norm;
+  std::string name;                // "model.layers.3"
+  NormDescription attention_norm;  // without a name: there is none, and q, k and v read the hidden state (olmo2)
   LinearDescription q, k, v, o;
-  std::optional<NormDescription> q_norm, k_norm;       // over each head, before RoPE (qwen3, gemma3)
+  std::optional<LinearDescription> qkv;                // what the file holds instead of q, k and v: their rows together
+  std::optional<NormDescription> q_norm, k_norm;       // over each head (qwen3, gemma3) or all (olmo2), before RoPE
   std::optional<NormDescription> post_attention_norm;  // on the attention's output, before the residual sum (gemma3)
-  NormDescription feed_forward_norm;
+  NormDescription feed_forward_norm;                   // likewise
   std::optional<NormDescription> post_feed_forward_norm;  // on the feed-forward's output, likewise
   std::vector<FeedForwardDescription> experts;            // one: dense, no router; more: a mixture
   std::optional<LinearDescription> router;
@@ -66,6 +81,8 @@ struct BlockDescription {
   int64_t sliding_window = 0;  // 0: all earlier tokens; otherwise the last n, the token itself included
   RopeDescription rope;
   bool is_mixture() const { return router.has_value(); }
+  // The linears that read attention's input, as the file holds them.
+  std::vector<LinearDescription> attention_readers() const;
 };
 
 struct ModelDescription {
@@ -84,6 +101,8 @@ struct ModelDescription {
   NormDescription final_norm;
   LinearDescription head;  // "lm_head"; if tied, its weight is the embedding's
   bool tied_head = false;
+  float residual_scale = 1.0f;     // factor of what attention and feed-forward add to the hidden state
+  float logit_scale = 1.0f;        // factor of the logits; the final norm's gain takes it
   float attention_scale = 0.0f;    // factor of q k^T
   float attention_softcap = 0.0f;  // 0: none; otherwise cap * tanh(x / cap)
   float logit_softcap = 0.0f;
@@ -100,7 +119,9 @@ struct ModelDescription {
 ModelDescription describe_model(const std::string& config_json, const std::string& where,
                                 DType dtype_if_absent = DType::F32);
 
-// Returns every linear of the blocks, in order: q, k, v, o, the router of a mixture, gate, up and down of each expert.
+// Returns every linear of the blocks as the file holds it, in order: q, k, v, o, the router of a mixture, gate, up and
+// down of each expert.
+std::vector<LinearDescription> block_linears(const BlockDescription& block);
 std::vector<LinearDescription> block_linears(const ModelDescription& model);
 // Returns every norm: the final one, then block by block.
 std::vector<NormDescription> all_norms(const ModelDescription& model);

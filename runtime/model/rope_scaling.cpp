@@ -27,6 +27,24 @@ RopeDescription linear_rope(double theta, int64_t head_size, float divisor) {
   return description;
 }
 
+RopeDescription longrope(double theta, int64_t num_channels, const LongRopeScaling& scaling) {
+  RopeDescription description;
+  description.attention_factor = static_cast<float>(scaling.attention_factor);
+  description.short_tokens = scaling.original_tokens;
+  const std::vector<float> periods = rope_periods(theta, num_channels);
+  for (size_t j = 0; j < periods.size(); ++j) {
+    description.inverse_frequencies.push_back(1.0f / (static_cast<float>(scaling.short_factors[j]) * periods[j]));
+    description.long_inverse_frequencies.push_back(1.0f / (static_cast<float>(scaling.long_factors[j]) * periods[j]));
+  }
+  return description;
+}
+
+RopeDescription no_rotation(int64_t head_size) {
+  RopeDescription description;
+  description.inverse_frequencies.assign(static_cast<size_t>(head_size / 2), 0.0f);
+  return description;
+}
+
 RopeDescription llama3_rope(double theta, int64_t head_size, const Llama3Scaling& scaling) {
   const auto factor = static_cast<float>(scaling.factor);
   const double low = scaling.low_freq_factor, high = scaling.high_freq_factor;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "runtime/model/model_description.h"
 
@@ -40,5 +41,17 @@ RopeDescription yarn_rope(double theta, int64_t head_size, const YarnScaling& sc
 
 // The attention factor of section 3.4 for a scaling by `factor`, with its logarithm weighed by `weight` (mscale).
 double yarn_temperature(double factor, double weight);
+
+// LongRoPE (arXiv 2402.13753; _compute_longrope_parameters): each pair's period is multiplied by a factor of its own,
+// one for sequences of at most original_tokens and one for longer ones. They are those of num_channels / 2 pairs.
+struct LongRopeScaling {
+  std::vector<double> short_factors, long_factors;
+  double attention_factor = 1.0;
+  int64_t original_tokens = 1;
+};
+RopeDescription longrope(double theta, int64_t num_channels, const LongRopeScaling& scaling);
+
+// The rotation that leaves heads as they are.
+RopeDescription no_rotation(int64_t head_size);
 
 }  // namespace pare::runtime

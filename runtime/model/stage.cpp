@@ -49,11 +49,11 @@ std::string_view site_name(ActivationSite site) {
 std::vector<LinearDescription> stage_layers(const BlockDescription& block, Stage stage) {
   switch (stage.kind) {
     case Stage::attention_input:
-      return {block.q, block.k, block.v};
+      return block.attention_readers();
     case Stage::attention_output:
       return {block.o};
     case Stage::feed_forward_input:
-      return {feed_forward_of(block, stage).gate, feed_forward_of(block, stage).up};
+      return feed_forward_of(block, stage).readers();
     case Stage::feed_forward_output:
       return {feed_forward_of(block, stage).down};
   }

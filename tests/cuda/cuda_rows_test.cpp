@@ -45,6 +45,59 @@ TEST_F(CudaRows, AddNormEqualsTheReference) {
   }
 }
 
+TEST_F(CudaRows, AddRowsEqualsTheReference) {
+  for (const int64_t width : kWidths) {
+    for (const bool has_delta_norm : {false, true}) {
+      const int64_t num_rows = 3;
+      const auto [expected, found] = on_both([&](Backend& backend) {
+        const PackedNorm delta_norm = backend.pack_norm({random_values(width, 2), 1e-6f});
+        const Buffer<float> hidden = sent(backend, random_values(num_rows * width, 3, 4.0f));
+        const Buffer<float> delta = sent(backend, random_values(num_rows * width, 4));
+        LinearInput x(backend, num_rows, width, false);
+        backend.add_rows(hidden.get(), delta.get(), has_delta_norm ? &delta_norm : nullptr, num_rows, width, x);
+        std::vector<float> rows(static_cast<size_t>(num_rows * width));
+        backend.download<float>(x.x(), rows);
+        EXPECT_TRUE(same_bits(received(backend, hidden), rows));
+        return rows;
+      });
+      const double error = (static_cast<double>(width) / 256 + 20) * kUnitRoundoff;
+      expect_close(expected, found, 4 * error * largest_magnitude(expected));
+    }
+  }
+}
+
+// One product for each value, rounded in the same way.
+TEST_F(CudaRows, ScaleEqualsTheReference) {
+  for (const int64_t size : {1, 5, 1023, 1024, 1025, 5000}) {
+    const auto [expected, found] = on_both([&](Backend& backend) {
+      const Buffer<float> x = sent(backend, random_values(size, 1));
+      backend.scale(x.get(), size, 0.37f);
+      return received(backend, x);
+    });
+    EXPECT_TRUE(same_bits(expected, found)) << size;
+  }
+}
+
+TEST_F(CudaRows, NormColumnsEqualsTheReference) {
+  for (const int64_t width : kWidths) {
+    const int64_t num_rows = 3, row_width = width + 7;
+    const auto [expected, found] = on_both([&](Backend& backend) {
+      const PackedNorm norm = backend.pack_norm({random_values(width, 1), 1e-5f});
+      const Buffer<float> x = sent(backend, random_values(num_rows * row_width, 2, 4.0f));
+      backend.norm_columns(x.get(), row_width, 5, norm, num_rows);
+      return received(backend, x);
+    });
+    const double error = (static_cast<double>(width) / 256 + 20) * kUnitRoundoff;
+    expect_close(expected, found, 4 * error * largest_magnitude(expected));
+    for (int64_t r = 0; r < num_rows; ++r) {
+      for (const int64_t column : {int64_t{0}, int64_t{4}, row_width - 2, row_width - 1}) {
+        const auto place = static_cast<size_t>(r * row_width + column);
+        EXPECT_EQ(expected[place], found[place]) << "a column beside the norm's";
+      }
+    }
+  }
+}
+
 TEST_F(CudaRows, AddLayerNormEqualsTheReference) {
   for (const int64_t width : kWidths) {
     const auto [expected, found] = on_both([&](Backend& backend) {

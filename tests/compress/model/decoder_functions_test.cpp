@@ -16,7 +16,7 @@
 #include <fstream>
 
 #include "runtime/files/npy.h"
-#include "tests/places.h"
+#include "tests/golden_families.h"
 
 namespace pare {
 using namespace compress;
@@ -67,7 +67,7 @@ at::Tensor logits_of(const DecoderFunctions& model, const Weights& weights, cons
   return model.logits(weights.head, model.final_norm(weights.gain, hidden));
 }
 
-class FamilyInTraining : public testing::TestWithParam<const char*> {
+class FamilyInTraining : public testing::TestWithParam<std::string> {
  protected:
   FamilyInTraining()
       : checkpoint(Checkpoint::open(kFamilies / GetParam())), windows(read_npy(kFamilies / GetParam() / "ids.npy")) {}
@@ -163,16 +163,11 @@ TEST_P(FamilyInTraining, GradientsAreThoseOfDifferences) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Golden, FamilyInTraining,
-                         testing::Values("gemma3_local_global", "llama3_rope_tied", "llama_gqa_untied",
-                                         "llama_mqa_biases", "llama_sharded_fp16", "mistral_window", "mixtral_experts",
-                                         "qwen2_biases_tied", "qwen3_moe_dense_block_bf16", "qwen3_moe_fused",
-                                         "qwen3_norms_bf16"));
+INSTANTIATE_TEST_SUITE_P(Golden, FamilyInTraining, testing::ValuesIn(golden_families()),
+                         [](const auto& family) { return family.param; });
 
-INSTANTIATE_TEST_SUITE_P(Golden, DenseFamilyInTraining,
-                         testing::Values("gemma3_local_global", "llama3_rope_tied", "llama_gqa_untied",
-                                         "llama_mqa_biases", "llama_sharded_fp16", "mistral_window",
-                                         "qwen2_biases_tied", "qwen3_norms_bf16"));
+INSTANTIATE_TEST_SUITE_P(Golden, DenseFamilyInTraining, testing::ValuesIn(dense_golden_families()),
+                         [](const auto& family) { return family.param; });
 
 TEST(DecoderFunctions, RefusesOtherTypesAndMissingTensors) {
   const Checkpoint checkpoint = Checkpoint::open(kFamilies / "llama_gqa_untied");

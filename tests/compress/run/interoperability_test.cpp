@@ -100,7 +100,12 @@ TEST_F(Interoperability, TransformersReadsTheWeightsThatWeStored) {
       {"llama_sharded_fp16", "gptq: {bits: 4, group_size: 32, symmetric: false, act_order: none}"},
       {"llama_gqa_untied", "sparsegpt: {pattern: \"2:4\"}"},
       {"mixtral_experts", "magnitude: {resolve: 0}"},
-      {"qwen2_biases_tied", "gptq: {bits: 4, group_size: 32, prune: \"2:4\"}"}};
+      {"qwen2_biases_tied", "gptq: {bits: 4, group_size: 32, prune: \"2:4\"}"},
+      {"phi3_stacks", "awq: {}\n  - gptq: {bits: 4, group_size: -1}"},
+      {"phi3_longrope_partial", "rtn: {bits: 8, group_size: -1}"},
+      {"glm4_four_norms", "gptq: {bits: 4, group_size: -1, symmetric: false}"},
+      {"olmo2_norms_after", "awq: {}\n  - rtn: {bits: 4, group_size: -1}"},
+      {"granite_factors", "sparsegpt: {pattern: \"2:4\"}"}};
   int number = 0;
   for (const auto& [name, pass] : cases) {
     const std::string out = "out" + std::to_string(number++);

@@ -120,6 +120,63 @@ TEST_P(CpuBackendTest, AddNormEqualsTheReference) {
   }
 }
 
+TEST_P(CpuBackendTest, AddRowsEqualsTheReference) {
+  for (const int64_t width : {1, 7, 16, 40, 576}) {
+    for (const bool has_delta_norm : {false, true}) {
+      const int64_t num_rows = 5;
+      const GuardedFloats gain = random_floats(width, 2);
+      const PackedNorm norm = backend_->pack_norm({{gain.span().begin(), gain.span().end()}, 1e-6f});
+      GuardedFloats hidden = random_floats(num_rows * width, 3, 4.0f), expected_hidden = hidden;
+      const GuardedFloats delta = random_floats(num_rows * width, 4);
+      GuardedFloats x(num_rows * width), expected(num_rows * width);
+      const auto run = [&](Backend& backend, GuardedFloats& h, GuardedFloats& out) {
+        LinearInput input(out.data());
+        backend.add_rows(h.data(), delta.data(), has_delta_norm ? &norm : nullptr, num_rows, width, input);
+      };
+      run(*backend_, hidden, x);
+      run(*reference_, expected_hidden, expected);
+      // As in AddNormEqualsTheReference.
+      const double norm_error = (static_cast<double>(width) / 64 + 8) * kUnitRoundoff;
+      const double change = has_delta_norm ? norm_error * largest_magnitude(expected_hidden.span()) * 4 : 0.0;
+      expect_close(expected.span(), x.span(), change);
+      EXPECT_TRUE(same_bits(hidden.span(), x.span()));
+      EXPECT_TRUE(hidden.front_is_intact() && x.front_is_intact());
+    }
+  }
+}
+
+TEST_P(CpuBackendTest, ScaleEqualsTheReference) {
+  for (const int64_t size : {1, 7, 100, 16384, 40001}) {
+    GuardedFloats x = random_floats(size, 1), expected = x;
+    backend_->scale(x.data(), size, 0.37f);
+    reference_->scale(expected.data(), size, 0.37f);
+    EXPECT_TRUE(same_bits(expected.span(), x.span())) << size;
+    EXPECT_TRUE(x.front_is_intact());
+  }
+}
+
+TEST_P(CpuBackendTest, NormColumnsEqualsTheReference) {
+  for (const int64_t width : {1, 7, 16, 40, 576}) {
+    const int64_t num_rows = 5, row_width = width + 9;
+    const GuardedFloats gain = random_floats(width, 2);
+    const PackedNorm norm = backend_->pack_norm({{gain.span().begin(), gain.span().end()}, 1e-5f});
+    GuardedFloats x = random_floats(num_rows * row_width, 3, 4.0f), expected = x;
+    backend_->norm_columns(x.data(), row_width, 4, norm, num_rows);
+    reference_->norm_columns(expected.data(), row_width, 4, norm, num_rows);
+    const double norm_error = (static_cast<double>(width) / 64 + 8) * kUnitRoundoff;
+    expect_close(expected.span(), x.span(), 2 * norm_error * largest_magnitude(expected.span()));
+    for (int64_t r = 0; r < num_rows; ++r) {
+      EXPECT_EQ(x[r * row_width + 3], expected[r * row_width + 3]) << "a column beside the norm's";
+      EXPECT_EQ(x[r * row_width + 4 + width], expected[r * row_width + 4 + width]) << "a column beside the norm's";
+    }
+    EXPECT_TRUE(x.front_is_intact());
+  }
+  const PackedNorm norm = backend_->pack_norm({std::vector<float>(8, 1.0f), 1e-5f});
+  GuardedFloats x(20);
+  expect_error<std::invalid_argument>([&] { backend_->norm_columns(x.data(), 10, 3, norm, 2); },
+                                      {"norm_columns", "at most 7 columns, found 8"});
+}
+
 TEST_P(CpuBackendTest, AddNormKeepsNaNInItsRow) {
   const int64_t width = 40;
   const PackedNorm norm = backend_->pack_norm({std::vector<float>(width, 1.0f), 1e-5f});

@@ -61,6 +61,19 @@ class GuardedBackend final : public Backend {
     note("add_norm", hidden_RD, delta_RD, delta_norm, norm, num_rows, width, x_RD);
     inside([&] { inner_->add_norm(hidden_RD, delta_RD, delta_norm, norm, num_rows, width, x_RD); });
   }
+  void add_rows(float* hidden_RD, const float* delta_RD, const PackedNorm* delta_norm, int64_t num_rows, int64_t width,
+                LinearInput& x_RD) override {
+    note("add_rows", hidden_RD, delta_RD, delta_norm, num_rows, width, x_RD);
+    inside([&] { inner_->add_rows(hidden_RD, delta_RD, delta_norm, num_rows, width, x_RD); });
+  }
+  void scale(float* x, int64_t size, float factor) override {
+    note("scale", x, size, factor);
+    inside([&] { inner_->scale(x, size, factor); });
+  }
+  void norm_columns(float* x, int64_t row_width, int64_t first, const PackedNorm& norm, int64_t num_rows) override {
+    note("norm_columns", x, row_width, first, &norm, num_rows);
+    inside([&] { inner_->norm_columns(x, row_width, first, norm, num_rows); });
+  }
   void linear(const PackedLinear& packed, const LinearInput& x_RI, int64_t num_rows, float* y_RO) override {
     note("linear", &packed, x_RI, num_rows, y_RO);
     inside([&] { inner_->linear(packed, x_RI, num_rows, y_RO); });

@@ -278,5 +278,33 @@ TEST(LinearWeights, Float8IsValueTimesScaleRoundedOnce) {
   expect_error<std::runtime_error>([&] { validate(weight, "m"); }, {"'m'", "expected 2 scales, found 1"});
 }
 
+// Rows of the result, however they are stored, are the rows that were asked for.
+TEST(LinearWeightsRows, AreTakenInOrder) {
+  const std::vector<int32_t> order = {2, 0, 3, 1};
+  QuantizedWeight grouped = random_weight(4, 16, 4, 8, false, true);
+  DenseWeight dense{.num_out = 4, .num_in = 3, .dtype = DType::F32, .data = {}};
+  std::vector<float> values(12);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  dense.data = std::as_bytes(std::span<const float>(values));
+  for (const LinearWeights& linear : {LinearWeights{.name = "m", .weight = grouped, .bias_O = {1, 2, 3, 4}},
+                                      LinearWeights{.name = "m", .weight = dense, .bias_O = {}}}) {
+    const LinearWeights ordered = rows_in_order(linear, order);
+    const auto width = static_cast<size_t>(linear.num_in());
+    for (int64_t o = 0; o < 4; ++o) {
+      std::vector<float> found(width), expected(width);
+      weight_rows(ordered, o, 1, found);
+      weight_rows(linear, order[static_cast<size_t>(o)], 1, expected);
+      EXPECT_EQ(found, expected) << o;
+      if (!linear.bias_O.empty()) {
+        EXPECT_EQ(ordered.bias_O[static_cast<size_t>(o)],
+                  linear.bias_O[static_cast<size_t>(order[static_cast<size_t>(o)])]);
+      }
+    }
+  }
+  expect_error<std::invalid_argument>(
+      [&] { rows_in_order({.name = "m", .weight = grouped, .bias_O = {}}, std::vector<int32_t>{0}); },
+      {"'m'", "4 rows", "an order of 1"});
+}
+
 }  // namespace
 }  // namespace pare

@@ -44,7 +44,7 @@ TEST(Families, ARowThatNothingComputesIsRefused) {
   const DecoderFamily sound = {.name = "other", .model_type = "other", .architecture = "OtherForCausalLM"};
   DecoderFamily row = sound;
   row.norms.attention = "";
-  refused(row, {"'other'", "blocks without a norm of their input"});
+  refused(row, {"'other'", "halves of blocks without a norm"});
   row = sound;
   row.mixture = MixtureTraits{};
   row.feed_forward_bias_key = "mlp_bias";

@@ -411,7 +411,12 @@ TEST(ModelDescription, RefusesImpossibleValuesWithKeyExpectedAndFound) {
 TEST(ModelDescription, RefusesImpossibleRopes) {
   const std::vector<std::pair<Json, std::string>> impossible{
       {{{"rope_type", "dynamic"}, {"factor", 2.0}}, "dynamic"},
-      {{{"rope_type", "longrope"}}, "longrope"},
+      {{{"rope_type", "longrope"}}, "rope_scaling.short_factor"},
+      {{{"rope_type", "longrope"}, {"short_factor", {1.0, 2.0, 0.0, 4.0}}, {"long_factor", {1, 1, 1, 1}}},
+       "rope_scaling.short_factor"},
+      {{{"rope_type", "longrope"}, {"short_factor", {1.0, 2.0, 3.0, 4.0}}, {"long_factor", {1.0}}},
+       "rope_scaling.long_factor"},
+      {{{"rope_type", "yarn"}, {"factor", 8.0}, {"long_factor", {1.0}}}, "longrope"},
       {{{"type", "mrope"}}, "mrope"},
       {{{"rope_type", 3}}, "rope_type"},
       {{{"rope_type", "linear"}}, "rope_scaling.factor"},
@@ -433,6 +438,61 @@ TEST(ModelDescription, RefusesImpossibleRopes) {
   const Json gemma = read_json(kGolden / "gemma3_local_global/config.json");
   expect_all_in(refusal(changed(gemma, "rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e4}})),
                 {"rope_parameters", "full_attention"});
+}
+
+TEST(ModelDescription, SaysWhatHybridModelsAreMadeOf) {
+  for (const auto& [type, part] :
+       {std::pair{"qwen3_next", "gated delta rule"}, std::pair{"qwen3_5", "gated delta rule"},
+        std::pair{"lfm2", "short convolutions"}, std::pair{"mamba2", "Mamba"}, std::pair{"granitemoehybrid", "Mamba"},
+        std::pair{"deepseek_v3", "latent attention"}}) {
+    expect_all_in(refusal(changed(llama_config(), "model_type", type)), {"'model_type'", type, part, "not compute"});
+  }
+}
+
+TEST(ModelDescription, RefusesWhatARowCannotHonour) {
+  const auto config = [](const char* name) { return read_json(kGolden / name / "config.json"); };
+  const Json smollm3 = config("smollm3_unrotated");
+  expect_all_in(refusal(changed(smollm3, "use_sliding_window", true)), {"use_sliding_window", "without windows"});
+  expect_all_in(refusal(changed(smollm3, "no_rope_layers", {1, 0})), {"no_rope_layers", "ones and zeros"});
+  expect_all_in(refusal(changed(smollm3, "no_rope_layers", {1, 0, 2, 1})), {"no_rope_layers", "ones and zeros"});
+  expect_all_in(refusal(changed(smollm3, "layer_types", std::vector<std::string>(4, "sliding_attention"))),
+                {"layer_types", "full_attention for every layer"});
+  expect_all_in(refusal(changed(config("minicpm_factors"), "scale_depth", nullptr)),
+                {"scale_depth", "a number above 0"});
+  expect_all_in(refusal(changed(config("granite_factors"), "residual_multiplier", -1)), {"residual_multiplier"});
+  expect_all_in(refusal(changed(config("glm_neighbours"), "hidden_act", "relu")), {"hidden_act", "silu, gelu"});
+  Json glm = config("glm_neighbours");
+  glm["rope_parameters"]["partial_rotary_factor"] = 0.2;  // 3 of 16 channels
+  expect_all_in(refusal(glm), {"partial_rotary_factor", "an even number"});
+  glm["rope_parameters"]["partial_rotary_factor"] = 0.5;
+  glm["rope_parameters"]["rope_type"] = "yarn";
+  expect_all_in(refusal(glm), {"rope_type", "only a part of each head"});
+  expect_all_in(refusal(changed(config("ministral_mixed_windows"), "sliding_window", nullptr)),
+                {"sliding_window", "layer 1 is a sliding_attention layer"});
+}
+
+TEST(ModelDescription, ReadsDefaultsOfTransformers) {
+  Json gemma2 = read_json(kGolden / "gemma2_caps/config.json");
+  for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping", "layer_types"}) gemma2.erase(key);
+  const ModelDescription model = describe_model(gemma2.dump(), "dir/config.json");
+  EXPECT_EQ(model.attention_softcap, 50.0f);
+  EXPECT_EQ(model.logit_softcap, 30.0f);
+  EXPECT_EQ(model.blocks[0].sliding_window, 12);
+  EXPECT_EQ(model.blocks[1].sliding_window, 0);
+  const Json uncapped = changed(changed(gemma2, "attn_logit_softcapping", nullptr), "final_logit_softcapping", nullptr);
+  EXPECT_EQ(describe_model(uncapped.dump(), "dir/config.json").attention_softcap, 0.0f);
+  EXPECT_EQ(describe_model(uncapped.dump(), "dir/config.json").logit_softcap, 0.0f);
+
+  Json smollm3 = read_json(kGolden / "smollm3_unrotated/config.json");
+  smollm3.erase("no_rope_layers");
+  const ModelDescription fourth = describe_model(smollm3.dump(), "dir/config.json");
+  for (size_t b = 0; b < 4; ++b) EXPECT_EQ(fourth.blocks[b].rope.inverse_frequencies[1] == 0.0f, b == 3) << b;
+
+  Json seed_oss = read_json(kGolden / "seed_oss_biases/config.json");
+  seed_oss.erase("attention_bias");
+  const BlockDescription block = describe_model(seed_oss.dump(), "dir/config.json").blocks[0];
+  EXPECT_TRUE(block.q.has_bias);
+  EXPECT_FALSE(block.o.has_bias);
 }
 
 TEST(ModelDescription, RefusesGemma3OptionsItCannotHonour) {

@@ -1,0 +1,28 @@
+// config.json -> the rotations of a decoder's blocks.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/model/config_section.h"
+#include "runtime/model/families.h"
+#include "runtime/model/model_description.h"
+
+namespace pare::runtime {
+
+struct RopePair {
+  RopeDescription global, local;  // local: the sliding blocks' where they have their own, else the same
+};
+
+// Reads rope_parameters, and rope_scaling, rope_theta and partial_rotary_factor of older files, for heads of head_size
+// channels. Throws std::invalid_argument for a scaling that pare does not compute, and for missing, mistyped or
+// impossible values.
+RopePair describe_ropes(const ConfigSection& config, const DecoderFamily& family, int64_t head_size,
+                        int64_t context_length);
+
+// Returns which blocks are rotated at all. windows: of each block, 0 for none. Throws std::invalid_argument for a list
+// of another length or with other values than 0 and 1.
+std::vector<bool> rotated_blocks(const ConfigSection& config, const RotationTraits& traits,
+                                 const std::vector<int64_t>& windows);
+
+}  // namespace pare::runtime
