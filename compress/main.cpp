@@ -213,15 +213,17 @@ pare::runtime::Command record_command() {
       text_option(
           "text", "FILE",
           "record the windows of this text: UTF-8 (one document; - for standard input), .jsonl (a document on each "
-          "line, field text) or .npy (token ids [N, T]); the teacher sees each document alone"),
+          "line, field text, or a conversation, field messages) or .npy (token ids [N, T]); the teacher sees each "
+          "document alone"),
       words_option("end-of-document", "TOKEN",
                    "token that ends each document of a text (default: the tokenizer's end of text)"),
       count_option("tokens", "",
                    "tokens per window" + by_default(pare::compress::kRecordTokens) + "; a .npy has its own", 2),
       count_option("windows", "", "draw N of the text's windows, or take the first N of a .npy (default: all)", 1),
       text_option("prompts", "FILE",
-                  "draw and record what the teacher writes after each prompt of this .jsonl (field prompt) or .json "
-                  "(instruction, input); prompts that leave no room in the context are left out and counted"),
+                  "draw and record what the teacher writes after each prompt of this .jsonl (field prompt, or messages "
+                  "of a conversation) or .json (instruction, input); prompts that leave no room in the context are "
+                  "left out and counted"),
       count_option("samples", "", "continuations of each prompt" + by_default(defaults.num_samples), 1),
       count_option("max-new-tokens", "", "most tokens of a continuation" + by_default(defaults.max_new_tokens), 1),
       {.name = "temperature",

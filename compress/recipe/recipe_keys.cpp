@@ -37,7 +37,9 @@ bool holds(const std::vector<std::string>& names, const std::string& name) {
 
 void CalibrationRecipe::fields(runtime::FieldVisitor& visit) {
   const std::string samples = std::to_string(kCalibrationSamples), tokens = std::to_string(kCalibrationTokens);
-  visit_path(visit, "text", text, "Statistics are taken on this file: a `.txt`, a `.jsonl`, or a `.npy` of token ids.");
+  visit_path(
+      visit, "text", text,
+      "Statistics are taken on this file: a `.txt`, a `.jsonl` of texts or conversations, or a `.npy` of token ids.");
   visit_path(visit, "statistics", statistics,
              "This file of `pare calibrate` takes the place of a text and of all other keys here.");
   visit_count(visit, "samples", num_samples, {.low = 1, .high = 1 << 20},

@@ -1,10 +1,13 @@
 #include "compress/record/prompts.h"
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <stdexcept>
 #include <string_view>
 
+#include "runtime/chat/chat_template.h"
 #include "runtime/evaluate/instruction_data.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
@@ -30,18 +33,31 @@ void add(std::vector<std::string>& prompts, std::string prompt, const std::strin
   prompts.push_back(std::move(prompt));
 }
 
-std::vector<std::string> read_lines(const std::string& text, const std::string& path) {
-  std::vector<std::string> prompts;
+// Visits the lines of a file that are not blank; `where` names the file and the line.
+void for_each_line(const std::string& text, const std::string& path,
+                   const std::function<void(std::string_view line, const std::string& where)>& visit) {
   for (size_t begin = 0, number = 1; begin < text.size(); ++number) {
     const size_t end = std::min(text.find('\n', begin), text.size());
     const std::string_view line = std::string_view(text).substr(begin, end - begin);
     begin = end + 1;
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    const std::string where = path + ":" + std::to_string(number);
-    add(prompts,
-        string_field(runtime::parse_json(line, where, runtime::Nul::allowed), "prompt", /*is_optional=*/false, where),
-        where);
+    if (line.find_first_not_of(" \t\r") != std::string_view::npos) visit(line, path + ":" + std::to_string(number));
   }
+}
+
+runtime::SourceTexts read_lines(const std::string& text, const std::string& path, const std::filesystem::path& model) {
+  runtime::SourceTexts prompts;
+  std::optional<runtime::ChatTemplate> chat_template;
+  for_each_line(text, path, [&](std::string_view line, const std::string& where) {
+    if (prompts.texts.empty() && runtime::holds_chat(line, where)) {
+      chat_template = runtime::ChatTemplate::open(model);
+      prompts.are_chats = true;
+    }
+    std::string prompt = chat_template
+                             ? chat_template->render(parse_chat(line, where, runtime::ChatPart::to_be_answered))
+                             : string_field(runtime::parse_json(line, where, runtime::Nul::allowed), "prompt",
+                                            /*is_optional=*/false, where);
+    add(prompts.texts, std::move(prompt), where);
+  });
   return prompts;
 }
 
@@ -64,17 +80,18 @@ std::vector<std::string> read_items(const std::string& text, const std::string& 
 
 }  // namespace
 
-std::vector<std::string> read_prompts(const std::filesystem::path& path) {
+runtime::SourceTexts read_prompts(const std::filesystem::path& path, const std::filesystem::path& model) {
   runtime::refuse_folder(path, "prompts (.jsonl or .json)", {".jsonl", ".json"});
   const std::string extension = path.extension().string();
   if (extension != ".jsonl" && extension != ".json") {
-    throw std::invalid_argument(path.string() + ": expected prompts in a .jsonl (field prompt) or .json file " +
+    throw std::invalid_argument(path.string() +
+                                ": expected prompts in a .jsonl (field prompt or messages) or .json file " +
                                 "(instruction, input), found '" + extension + "'");
   }
   const std::string text = runtime::read_file_or_pipe(path);
-  std::vector<std::string> prompts =
-      extension == ".jsonl" ? read_lines(text, path.string()) : read_items(text, path.string());
-  if (prompts.empty()) throw std::runtime_error(path.string() + ": it holds no prompts");
+  runtime::SourceTexts prompts = extension == ".jsonl" ? read_lines(text, path.string(), model)
+                                                       : runtime::SourceTexts{.texts = read_items(text, path.string())};
+  if (prompts.texts.empty()) throw std::runtime_error(path.string() + ": it holds no prompts");
   return prompts;
 }
 

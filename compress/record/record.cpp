@@ -146,9 +146,10 @@ Material read_prompts(const RecordOptions& options, const runtime::Tokenizer& to
   Material material;
   material.num_samples = options.num_samples;
   material.max_new_tokens = options.max_new_tokens;
-  for (const std::string& prompt : compress::read_prompts(options.prompts)) {
+  const runtime::SourceTexts prompts = compress::read_prompts(options.prompts, tokenizer.source());
+  for (const std::string& prompt : prompts.texts) {
     runtime::throw_if_interrupted();
-    std::vector<int32_t> ids = tokenizer.encode(prompt, /*add_special_tokens=*/true);
+    std::vector<int32_t> ids = tokenizer.encode(prompt, /*add_special_tokens=*/!prompts.are_chats);
     const auto num_tokens = static_cast<int64_t>(ids.size());
     if (num_tokens < 1) throw std::invalid_argument(options.prompts.string() + ": a prompt has no tokens");
     if (num_tokens + options.max_new_tokens > model.context_length) {

@@ -45,6 +45,10 @@ OptionSpec share(const std::string& name, const std::string& default_value, cons
   return option;
 }
 
+OptionSpec words(const std::string& name, const std::string& value_name, const std::string& help) {
+  return {.name = name, .kind = OptionKind::text, .value_name = value_name, .help = help, .is_path = false};
+}
+
 OptionSpec required_text(const std::string& name, const std::string& value_name, const std::string& help) {
   return {.name = name, .kind = OptionKind::text, .value_name = value_name, .help = help, .required = true};
 }

@@ -27,11 +27,12 @@ extern const PositionalSpec kModel;
 
 std::vector<OptionSpec> joined(std::vector<OptionSpec> first, const std::vector<OptionSpec>& second);
 
-// Specifications of common options: a whole number from `minimum` on, a number from 0 on, a share in (0, 1], and a text
-// that must be given. Defaults are written as they would be typed; empty for none.
+// Specifications of common options: a whole number from `minimum` on, a number from 0 on, a share in (0, 1], words that
+// name no file, and a text that must be given. Defaults are written as they would be typed; empty for none.
 OptionSpec count(const std::string& name, const std::string& default_value, const std::string& help, double minimum);
 OptionSpec number(const std::string& name, const std::string& default_value, const std::string& help);
 OptionSpec share(const std::string& name, const std::string& default_value, const std::string& help);
+OptionSpec words(const std::string& name, const std::string& value_name, const std::string& help);
 OptionSpec required_text(const std::string& name, const std::string& value_name, const std::string& help);
 
 // The default of --threads, for its help.

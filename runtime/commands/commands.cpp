@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "runtime/chat/chat_template.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/commands/bench.h"
 #include "runtime/commands/command_parts.h"
@@ -101,7 +102,13 @@ void run_generate(const Arguments& arguments, Console& console) {
   require_listed_files(named.directory());
   const Tokenizer tokenizer = Tokenizer::open(checkpoint.directory());
   const std::string& prompt = arguments.text("prompt");
-  const std::vector<int32_t> ids = tokenizer.encode(prompt, true);
+  const bool is_chat = arguments.flag("chat");
+  if (!is_chat && arguments.given("system")) throw WrongUsage("--system belongs to --chat: add it");
+  const std::string text =
+      is_chat ? ChatTemplate::open(checkpoint.directory())
+                    .render(make_chat(arguments.given("system") ? arguments.text("system") : "", prompt))
+              : prompt;
+  const std::vector<int32_t> ids = tokenizer.encode(text, /*add_special_tokens=*/!is_chat);
   const GenerationOptions options = {.max_tokens = arguments.integer("max-tokens"),
                                      .sampling = sampling,
                                      .vocabulary_size = tokenizer.vocabulary_size()};
@@ -112,7 +119,7 @@ void run_generate(const Arguments& arguments, Console& console) {
       {.num_rows = num_tokens, .num_tokens = num_tokens, .keeps_every_layer = true, .kv_bits = kv_bits(arguments)});
   Transformer model = loader.load(named.whole(), console);
   use_bits(arguments, model);
-  ContinuedText stream(tokenizer, prompt, ids, console.model_text());
+  ContinuedText stream(tokenizer, is_chat ? "" : prompt, ids, console.model_text());
   const Generation generation = generate(model, ids, options, [&](int32_t id) { stream.add(id); });
   stream.finish();
   if (generation.ids.empty()) {
@@ -179,16 +186,18 @@ void run_tokenize(const Arguments& arguments, Console& console) {
   if (arguments.given("windows")) return write_token_windows(arguments, console);
   if (arguments.given("tokens")) throw WrongUsage("--tokens belongs to --windows: leave it out");
   const Tokenizer tokenizer = open_tokenizer(arguments.positional(0));
-  const std::string text = read_text(arguments.text("text"));
+  const SourceTexts source = read_source_texts(arguments.text("text"), tokenizer);
+  size_t num_bytes = 0;
+  for (const std::string& text : source.texts) num_bytes += text.size();
   const Clock::time_point start = Clock::now();
-  const std::vector<int32_t> ids = tokenizer.encode(text, !arguments.flag("no-special-tokens"));
+  const std::vector<int32_t> ids = encode_stream(source, tokenizer, !arguments.flag("no-special-tokens"));
   const double seconds = seconds_since(start);
   std::string line;
   for (const int32_t id : ids) line += (line.empty() ? "" : " ") + std::to_string(id);
   console.report() << line << '\n';
   // The ids do not go through a JSON value, which takes many times the memory for millions of them.
   std::replace(line.begin(), line.end(), ' ', ',');
-  std::string json = dump({{"tokens", ids.size()}, {"bytes", text.size()}, {"seconds", seconds}});
+  std::string json = dump({{"tokens", ids.size()}, {"bytes", num_bytes}, {"seconds", seconds}});
   json.pop_back();
   console.set_result(json + ",\"ids\":[" + line + "]}");
 }
@@ -262,6 +271,10 @@ Command generate_command() {
       .positionals = {kModel},
       .options = joined(
           {prompt,
+           {.name = "chat",
+            .help =
+                "the text is a user's turn: write it as the model's chat template does, and print the answer alone"},
+           words("system", "TEXT", "the system's message, before the user's turn of --chat"),
            count("max-tokens", std::to_string(defaults.max_tokens), "stop after N new tokens", 1),
            number("temperature", format_number(sampling.temperature, 0),
                   "divide the logits by X before drawing; 0 always takes the most probable token"),
@@ -319,19 +332,19 @@ std::vector<Command> runtime_commands() {
           "Print the token ids of a text on one line, or write them in windows for calibration, training and "
           "evaluation.",
       .positionals = {{"MODEL", "a checkpoint directory, a tokenizer.json or a .gguf file (its vocabulary is enough)"}},
-      .options = {required_text(
-                      "text", "FILE",
-                      "a text in UTF-8, - for standard input, or .jsonl (field text); with --windows also .npy, "
-                      "taken as it is"),
-                  {.name = "windows",
-                   .kind = OptionKind::text,
-                   .value_name = "OUT.npy",
-                   .help =
-                       "write the ids to this file instead, in consecutive windows without the incomplete last one; "
-                       "OUT.npy.json beside it names the tokenizer, and a model with another one refuses the windows"},
-                  count("tokens", "", "tokens per window (default: " + std::to_string(kWindowTokens) + ")", 1),
-                  {.name = "no-special-tokens",
-                   .help = "leave out what the tokenizer puts around a text, such as a leading BOS"}},
+      .options =
+          {required_text(
+               "text", "FILE",
+               "a text in UTF-8, - for standard input, or .jsonl (field text or messages); with --windows also .npy, "
+               "taken as it is"),
+           {.name = "windows",
+            .kind = OptionKind::text,
+            .value_name = "OUT.npy",
+            .help = "write the ids to this file instead, in consecutive windows without the incomplete last one; "
+                    "OUT.npy.json beside it names the tokenizer, and a model with another one refuses the windows"},
+           count("tokens", "", "tokens per window (default: " + std::to_string(kWindowTokens) + ")", 1),
+           {.name = "no-special-tokens",
+            .help = "leave out what the tokenizer puts around a text, such as a leading BOS"}},
       .run = run_tokenize};
   const Command inspect_command = {
       .name = "inspect",

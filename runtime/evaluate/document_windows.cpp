@@ -48,21 +48,19 @@ std::vector<std::vector<int32_t>> encode_documents(const fs::path& path, const D
     throw std::invalid_argument("windows of " + std::to_string(cut.num_tokens) + " tokens; expected at least 1");
   }
   std::vector<std::vector<int32_t>> documents;
-  for (const std::string& text : read_documents(path)) {
+  const SourceTexts source = read_source_texts(path, cut.tokenizer);
+  for (const std::string& text : source.texts) {
     throw_if_interrupted();
-    std::vector<int32_t>& ids = documents.emplace_back(cut.tokenizer.encode(text, /*add_special_tokens=*/true));
-    if (ids.empty() || ids.back() != cut.end_token) ids.push_back(cut.end_token);
+    if (text.empty()) continue;
+    std::vector<int32_t>& ids =
+        documents.emplace_back(cut.tokenizer.encode(text, /*add_special_tokens=*/!source.are_chats));
+    if (!source.are_chats && (ids.empty() || ids.back() != cut.end_token)) ids.push_back(cut.end_token);
     check_ids(ids, cut.num_vocabulary, path);
   }
   return documents;
 }
 
 }  // namespace
-
-std::vector<std::string> read_documents(const fs::path& path) {
-  if (path.extension() == ".jsonl") return read_texts(path);
-  return {read_text(path)};
-}
 
 int32_t end_of_document(const std::string& name, const Tokenizer& tokenizer, const fs::path& model,
                         const ModelDescription& description) {

@@ -471,7 +471,8 @@ void PerplexityOptions::fields(FieldVisitor& visit) {
 
 std::string PerplexityOptions::help(std::string_view key) const {
   if (key == "text") {
-    return "measure the perplexity of a decoder on this text: UTF-8 (- for standard input), .jsonl (field text) or "
+    return "measure the perplexity of a decoder on this text: UTF-8 (- for standard input), .jsonl (field text or "
+           "messages) or "
            ".npy (token ids [N, T], used as they are)";
   }
   if (key == "context") {

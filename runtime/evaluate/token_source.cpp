@@ -6,8 +6,10 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "runtime/chat/chat_template.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
+#include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
 #include "runtime/text/unicode.h"
 
@@ -22,7 +24,8 @@ std::string read_document(std::string_view line, const std::string& where) {
   if (!document.is_object()) throw std::runtime_error(where + ": expected an object with the field 'text'");
   const auto text = document.find("text");
   if (text == document.end() || !text->is_string()) {
-    throw std::runtime_error(where + ": expected a string in the field 'text', found " +
+    throw std::runtime_error(where + ": expected a string in the field 'text' (or a conversation in 'messages' in " +
+                             "every line), found " +
                              (text == document.end() ? std::string("no such field") : text->type_name()));
   }
   return text->get<std::string>();
@@ -38,15 +41,37 @@ void for_each_line(std::string_view text, const std::function<void(std::string_v
   }
 }
 
-std::string join_documents(std::string_view lines, const std::string& file) {
+std::string join_documents(const std::vector<std::string>& documents) {
   std::string text;
-  bool first = true;
-  for_each_line(lines, [&](std::string_view line, size_t number) {
-    if (!first) text += kBetweenDocuments;
-    first = false;
-    text += read_document(line, file + ":" + std::to_string(number));
-  });
+  for (size_t i = 0; i < documents.size(); ++i) (text += i > 0 ? kBetweenDocuments : "") += documents[i];
   return text;
+}
+
+std::vector<std::string> read_lines(std::string_view lines, const std::string& file) {
+  std::vector<std::string> documents;
+  for_each_line(lines, [&](std::string_view line, size_t number) {
+    documents.push_back(read_document(line, file + ":" + std::to_string(number)));
+  });
+  return documents;
+}
+
+// Says by the first line whether all lines are conversations.
+bool are_conversations(std::string_view lines, const std::string& file) {
+  std::optional<bool> are_chats;
+  for_each_line(lines, [&](std::string_view line, size_t number) {
+    if (!are_chats) are_chats = holds_chat(line, file + ":" + std::to_string(number));
+  });
+  return are_chats.value_or(false);
+}
+
+std::vector<std::string> render_conversations(std::string_view lines, const std::string& file,
+                                              const ChatTemplate& chat_template) {
+  std::vector<std::string> texts;
+  for_each_line(lines, [&](std::string_view line, size_t number) {
+    throw_if_interrupted();
+    texts.push_back(chat_template.render(parse_chat(line, file + ":" + std::to_string(number))));
+  });
+  return texts;
 }
 
 // Returns the name for messages.
@@ -113,14 +138,6 @@ bool is_standard_input(const std::filesystem::path& path) {
   return std::find(kNames.begin(), kNames.end(), path.string()) != kNames.end();
 }
 
-std::string read_text(const std::filesystem::path& path) {
-  const bool is_joined = has_documents(path);
-  std::string text = read_source(path);
-  if (is_joined) text = join_documents(text, path.string());
-  check_text(text, path);
-  return text;
-}
-
 std::vector<std::string> read_texts(const std::filesystem::path& path) {
   const bool is_jsonl = has_documents(path);
   const std::string file = read_source(path);
@@ -135,13 +152,37 @@ std::vector<std::string> read_texts(const std::filesystem::path& path) {
   return texts;
 }
 
+SourceTexts read_source_texts(const std::filesystem::path& path, const Tokenizer& tokenizer) {
+  const bool is_jsonl = has_documents(path);
+  std::string file = read_source(path);
+  check_text(file, path);
+  if (!is_jsonl) return {.texts = {std::move(file)}};
+  if (are_conversations(file, path.string())) {
+    return {.texts = render_conversations(file, path.string(), ChatTemplate::open(tokenizer.source())),
+            .are_chats = true};
+  }
+  SourceTexts source{.texts = read_lines(file, path.string())};
+  if (join_documents(source.texts).empty()) throw std::runtime_error(name_of(path) + ": the text is empty");
+  return source;
+}
+
+std::vector<int32_t> encode_stream(const SourceTexts& source, const Tokenizer& tokenizer, bool add_special_tokens) {
+  if (!source.are_chats) return tokenizer.encode(join_documents(source.texts), add_special_tokens);
+  std::vector<int32_t> stream;
+  for (const std::string& text : source.texts) {
+    throw_if_interrupted();
+    const std::vector<int32_t> ids = tokenizer.encode(text, /*add_special_tokens=*/false);
+    stream.insert(stream.end(), ids.begin(), ids.end());
+  }
+  return stream;
+}
+
 TokenWindows read_token_windows(const std::filesystem::path& path, const Tokenizer* tokenizer, int64_t num_tokens,
                                 int64_t num_windows, bool add_special_tokens, int64_t vocabulary_size) {
   TokenWindows windows;
   if (path.extension() == ".npy") {
     windows = first_windows(read_npy(path), num_windows);
   } else {
-    const std::string text = read_text(path);
     if (tokenizer == nullptr) {
       throw std::invalid_argument(name_of(path) +
                                   ": a text needs the model's tokenizer, and there is none; give token " +
@@ -150,7 +191,7 @@ TokenWindows read_token_windows(const std::filesystem::path& path, const Tokeniz
     if (num_tokens <= 0) {
       throw std::invalid_argument("windows of " + std::to_string(num_tokens) + " tokens; expected at least 1");
     }
-    windows.ids_NT = tokenizer->encode(text, add_special_tokens);
+    windows.ids_NT = encode_stream(read_source_texts(path, *tokenizer), *tokenizer, add_special_tokens);
     windows.num_tokens = num_tokens;
     const auto num_ids = static_cast<int64_t>(windows.ids_NT.size());
     windows.num_windows = num_ids / num_tokens;

@@ -1,5 +1,5 @@
 // The sources of token windows: a text (UTF-8, whatever the file is called), .jsonl (field "text", documents joined by
-// a blank line) or .npy (used as it is). "-" is standard input.
+// a blank line; or field "messages", conversations) or .npy (used as it is). "-" is standard input.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,22 @@ bool is_standard_input(const std::filesystem::path& path);
 // True for a file that holds token windows (.npy), so that no tokenizer is needed.
 bool holds_token_windows(const std::filesystem::path& text);
 
-// Returns the text of a file (for a .jsonl the documents joined by "\n\n"). Throws std::runtime_error (path; for JSON
-// the line), also for an empty text. Throws std::invalid_argument for the .npy and .json that other options take.
-std::string read_text(const std::filesystem::path& path);
-
 // Returns the texts of a file one by one: the lines of a text, or the documents of a .jsonl. Empty ones are left out.
-// Throws what read_text throws.
+// Throws std::runtime_error (path; for JSON the line), also for an empty text. Throws std::invalid_argument for the
+// .npy and .json that other options take.
 std::vector<std::string> read_texts(const std::filesystem::path& path);
+
+// The texts of a file that a tokenizer is to encode one by one.
+struct SourceTexts {
+  std::vector<std::string> texts;
+  bool are_chats = false;  // conversations: they hold their special tokens, and none are to be added
+};
+// Returns the documents of a file: a whole text, or the lines of a .jsonl (field "text"). Where the first line holds a
+// conversation (field "messages", or a list as "prompt"), all lines must, and each becomes what the chat template
+// beside the tokenizer writes. Throws what read_texts, ChatTemplate::open, parse_chat and ChatTemplate::render throw.
+SourceTexts read_source_texts(const std::filesystem::path& path, const Tokenizer& tokenizer);
+// Encodes a whole file as one stream: documents joined by a blank line, conversations one after the other.
+std::vector<int32_t> encode_stream(const SourceTexts& source, const Tokenizer& tokenizer, bool add_special_tokens);
 
 // Tokenizes the whole text once and cuts it into non-overlapping windows; the incomplete tail is dropped. num_windows
 // <= 0: all. add_special_tokens puts the tokenizer's BOS once at the start of the stream. Throws std::invalid_argument

@@ -27,6 +27,8 @@ struct Entry {
 struct Tokenizer::State {
   explicit State(TokenizerParts from) : parts(std::move(from)) {}
 
+  std::filesystem::path opened_from;
+
   TokenizerParts parts;
   AddedTokenFinder raw_tokens;         // searched for in the text as it is
   AddedTokenFinder normalized_tokens;  // searched for in the normalized text
@@ -120,7 +122,9 @@ void refuse_other_tokenizer(const std::filesystem::path& directory) {
 
 Tokenizer Tokenizer::open(const std::filesystem::path& path) {
   if (path.extension() == ".gguf") {
-    return parse(make_tokenizer_json(read_gguf_vocabulary(GgufFile::open(path))), path.string());
+    Tokenizer tokenizer = parse(make_tokenizer_json(read_gguf_vocabulary(GgufFile::open(path))), path.string());
+    tokenizer.state_->opened_from = path;
+    return tokenizer;
   }
   const auto file = std::filesystem::is_directory(path) ? path / "tokenizer.json" : path;
   if (!is_there(file)) {
@@ -131,7 +135,12 @@ Tokenizer Tokenizer::open(const std::filesystem::path& path) {
   Tokenizer tokenizer;
   tokenizer.state_ = std::make_unique<State>(read_tokenizer_folder(file));
   tokenizer.state_->index(file.string());
+  tokenizer.state_->opened_from = path;
   return tokenizer;
+}
+
+const std::filesystem::path& Tokenizer::source() const {
+  return state_->opened_from;
 }
 
 Tokenizer Tokenizer::parse(const std::string& tokenizer_json, const std::string& where) {

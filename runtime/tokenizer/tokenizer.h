@@ -38,6 +38,8 @@ class Tokenizer {
   int64_t vocabulary_size() const;  // added tokens included
   std::optional<int32_t> token_id(std::string_view token) const;
   std::optional<int32_t> bos_token() const;  // the id that the post-processor puts first, if any
+  // Where it was opened: beside it the model's other files lie. Empty for a parsed one.
+  const std::filesystem::path& source() const;
 
  private:
   friend class TextStream;

@@ -325,9 +325,31 @@ def make_texts():
     write("json", "nested", "[" * 65 + "]" * 65)
 
 
+def make_chats():
+    chats = {
+        "loop": "{% for m in messages %}<|{{ m.role }}|>{{ m['content'] | trim }}{{ loop.index }}{% endfor %}",
+        "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
+                     "{{ ns.n }}",
+        "macro": "{% macro f(x, y=1) %}{{ x }}{{ y }}{{ caller() }}{% endmacro %}{% call f(2) %}a{% endcall %}",
+        "filters": "{{ messages | selectattr('role', 'eq', 'user') | map(attribute='content') | join('-') | upper }}",
+        "json": "{{ tools | tojson(indent=2) }}{{ [1.5, none, 'a\\n'] | string }}{{ {'b': 1, 'a': 2} | dictsort }}",
+        "slices": "{{ messages[::-1][0].role[1:-1] }}{{ 'a,b'.split(',')[-1] }}{{ range(3) | list }}",
+        "recursive": "{% for x in [[1]] recursive %}{% if x is iterable %}{{ loop(x) }}{% endif %}{% endfor %}",
+        "space": "  {%- if tools is not none +%}\n {# c #}{% raw %}{{ }}{% endraw %}{%- endif -%} \n",
+        "numbers": "{{ -7 // 2 ~ 2 ** 10 ~ 7.5 % 2 ~ 1e3 < 2 and not false or 1 in [1] }}{{ '%s %d' % ('a', 1) }}",
+        "refused": "{{ raise_exception('no') }}",
+        "chat": '{"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}',
+    }
+    for name, text in chats.items():
+        write("chat", name, text)
+    chat = {"messages": [{"role": "user", "content": "a"}], "tools": [], "chat_template_kwargs": {}}
+    write("texts", "chats", json.dumps(chat) + "\n")
+
+
 if __name__ == "__main__":
     make_gguf()
     make_llama2c()
     make_checkpoints()
     make_choices()
     make_texts()
+    make_chats()

@@ -352,7 +352,7 @@ TEST_F(Record, StoresTheTeachersOwnContinuationsOfPrompts) {
   const LogitStore store = recorded("out.h5", continuations());
   ASSERT_EQ(store.num_sequences(), 9);
   const Tokenizer tokenizer = Tokenizer::open(kModel);
-  const std::vector<std::string> prompts = read_prompts(prompts_);
+  const std::vector<std::string> prompts = read_prompts(prompts_, {}).texts;
   ASSERT_EQ(prompts.size(), 3u);
   std::set<std::vector<int32_t>> different;
   for (int64_t s = 0; s < 9; ++s) {
@@ -689,7 +689,7 @@ TEST_F(Record, ADryRunOfManySamplesIsSoonDone) {
   const Tokenizer tokenizer = Tokenizer::open(kModel);
   for (const int64_t shard_tokens : {1, 64, 97, 1000}) {
     int64_t num_shards = 0, num_tokens = 0;
-    for (const std::string& prompt : read_prompts(prompts_)) {
+    for (const std::string& prompt : read_prompts(prompts_, {}).texts) {
       const auto length = static_cast<int64_t>(tokenizer.encode(prompt, true).size()) + 20;
       for (int sample = 0; sample < 7; ++sample) {
         if (num_shards == 0 || num_tokens + length > shard_tokens) {
@@ -730,7 +730,7 @@ TEST_F(Record, PromptsBeyondTheContextAreLeftOutAndCounted) {
 
 TEST_F(Record, ReadsPromptsAndInstructions) {
   write_text(folder_ / "i.json", R"([{"instruction": "Add.", "input": "1 2", "output": "3"}, {"instruction": "Go."}])");
-  const std::vector<std::string> prompts = read_prompts(folder_ / "i.json");
+  const std::vector<std::string> prompts = read_prompts(folder_ / "i.json", {}).texts;
   // These are Stanford Alpaca's two prompts, with which answers are scored as well.
   EXPECT_EQ(prompts, (std::vector<std::string>{
                          "Below is an instruction that describes a task, paired with an input that provides further "
@@ -741,7 +741,7 @@ TEST_F(Record, ReadsPromptsAndInstructions) {
   const auto expect_refused = [&](const std::string& name, const std::string& content,
                                   std::initializer_list<std::string> words) {
     write_text(folder_ / name, content);
-    expect_error<std::runtime_error>([&] { read_prompts(folder_ / name); }, words);
+    expect_error<std::runtime_error>([&] { read_prompts(folder_ / name, {}); }, words);
   };
   expect_refused("p.jsonl", "{\"prompt\": \"a\"}\n{\"prompt\": 3}\n", {"p.jsonl:2", "'prompt'", "found number"});
   expect_refused("p.jsonl", "{\"text\": \"a\"}\n", {"p.jsonl:1", "'prompt'", "no such field"});

@@ -84,7 +84,7 @@ TEST_F(NestedJson, InPoolingSettings) {
 
 TEST_F(NestedJson, InTexts) {
   const fs::path lines = write("text.jsonl"), list = write("examples.json");
-  refused<std::runtime_error>("text.jsonl:1", [&] { read_text(lines); });
+  refused<std::runtime_error>("text.jsonl:1", [&] { read_texts(lines); });
   refused<std::runtime_error>("text.jsonl:1", [&] { read_instructions(lines, 1); });
   refused<std::runtime_error>("examples.json", [&] { read_instructions(list, 1); });
 }

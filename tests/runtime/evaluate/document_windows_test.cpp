@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/evaluate/token_source.h"
 #include "runtime/system/atomic_file.h"
 #include "tests/expect_error.h"
 #include "tests/temporary_folder.h"
@@ -44,8 +45,10 @@ class Documents : public testing::Test {
 };
 
 TEST_F(Documents, AreTheLinesOfAJsonlAndAWholeTxt) {
-  EXPECT_EQ(read_documents(file("a.jsonl", three_)), (std::vector<std::string>{"abc", "d", "eeeeeee"}));
-  EXPECT_EQ(read_documents(file("a.txt", "one\n\ntwo\n")), (std::vector<std::string>{"one\n\ntwo\n"}));
+  EXPECT_EQ(read_source_texts(file("a.jsonl", three_), tokenizer_).texts,
+            (std::vector<std::string>{"abc", "", "d", "eeeeeee"}));
+  EXPECT_EQ(read_source_texts(file("a.txt", "one\n\ntwo\n"), tokenizer_).texts,
+            (std::vector<std::string>{"one\n\ntwo\n"}));
 }
 
 // 6 1 2 3 | 7 6 4 7 | 6 5 5 5 | 5 5 5 5 | 7: the last token fills no window.

@@ -27,6 +27,9 @@ class TokenSource : public testing::Test {
     write_file_atomically(folder_.path() / name, content);
     return folder_.path() / name;
   }
+  std::vector<int32_t> stream_of(const std::filesystem::path& path) const {
+    return encode_stream(read_source_texts(path, tokenizer_), tokenizer_, /*add_special_tokens=*/false);
+  }
   TemporaryFolder folder_;
   Tokenizer tokenizer_ = letters();
 };
@@ -48,17 +51,17 @@ TEST_F(TokenSource, PutsSpecialTokensAroundTheStreamNotAroundWindows) {
 
 TEST_F(TokenSource, JoinsTheDocumentsOfAJsonLinesFile) {
   const auto path = file("a.jsonl", "{\"text\": \"a\\u00e9\", \"id\": 1}\n\n{\"text\": \"b\"}\r\n{\"text\": \"\"}\n");
-  EXPECT_EQ(read_text(path), "a\u00e9\n\nb\n\n");
-  EXPECT_EQ(read_text(file("one.jsonl", "{\"text\": \"a\"}")), "a");
+  EXPECT_EQ(stream_of(path), tokenizer_.encode("a\u00e9\n\nb\n\n", false));
+  EXPECT_EQ(stream_of(file("one.jsonl", "{\"text\": \"a\"}")), (std::vector<int32_t>{1}));
 }
 
 TEST_F(TokenSource, NamesTheLineThatIsNoDocument) {
-  expect_error<std::runtime_error>([&] { read_text(file("a.jsonl", "{\"text\": \"a\"}\n\n{\"text\": \n")); },
+  expect_error<std::runtime_error>([&] { stream_of(file("a.jsonl", "{\"text\": \"a\"}\n\n{\"text\": \n")); },
                                    {"a.jsonl:3", "JSON"});
-  expect_error<std::runtime_error>([&] { read_text(file("b.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"b\"}")); },
+  expect_error<std::runtime_error>([&] { stream_of(file("b.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"b\"}")); },
                                    {"b.jsonl:2", "'text'", "no such field"});
-  expect_error<std::runtime_error>([&] { read_text(file("c.jsonl", "{\"text\": 3}")); }, {"c.jsonl:1", "number"});
-  expect_error<std::runtime_error>([&] { read_text(file("d.jsonl", "[]")); }, {"d.jsonl:1", "object"});
+  expect_error<std::runtime_error>([&] { stream_of(file("c.jsonl", "{\"text\": 3}")); }, {"c.jsonl:1", "number"});
+  expect_error<std::runtime_error>([&] { stream_of(file("d.jsonl", "[]")); }, {"d.jsonl:1", "object"});
 }
 
 TEST_F(TokenSource, GivesLinesAndDocumentsOneByOne) {
@@ -73,18 +76,18 @@ TEST_F(TokenSource, GivesLinesAndDocumentsOneByOne) {
 }
 
 TEST_F(TokenSource, RefusesTextsItCannotUse) {
-  expect_error<std::runtime_error>([&] { read_text(file("a.txt", "")); }, {"a.txt", "empty"});
-  expect_error<std::runtime_error>([&] { read_text(file("a.jsonl", "\n\n")); }, {"a.jsonl", "empty"});
-  expect_error<std::runtime_error>([&] { read_text(file("b.txt", "ab\xFF")); }, {"b.txt", "UTF-8", "byte 2"});
-  expect_error<std::runtime_error>([&] { read_text(folder_.path() / "missing.txt"); }, {"missing.txt"});
-  expect_error<std::runtime_error>([&] { read_text(file("a.pdf", "%PDF\xE2\xE3")); }, {"a.pdf", "UTF-8", "byte 4"});
-  expect_error<std::invalid_argument>([&] { read_text(file("a.json", "[]")); }, {"a.json", ".jsonl"});
-  expect_error<std::invalid_argument>([&] { read_text(file("a.npy", "a")); }, {"a.npy", "token windows"});
+  expect_error<std::runtime_error>([&] { stream_of(file("a.txt", "")); }, {"a.txt", "empty"});
+  expect_error<std::runtime_error>([&] { stream_of(file("a.jsonl", "\n\n")); }, {"a.jsonl", "empty"});
+  expect_error<std::runtime_error>([&] { stream_of(file("b.txt", "ab\xFF")); }, {"b.txt", "UTF-8", "byte 2"});
+  expect_error<std::runtime_error>([&] { stream_of(folder_.path() / "missing.txt"); }, {"missing.txt"});
+  expect_error<std::runtime_error>([&] { stream_of(file("a.pdf", "%PDF\xE2\xE3")); }, {"a.pdf", "UTF-8", "byte 4"});
+  expect_error<std::invalid_argument>([&] { stream_of(file("a.json", "[]")); }, {"a.json", ".jsonl"});
+  expect_error<std::invalid_argument>([&] { stream_of(file("a.npy", "a")); }, {"a.npy", "token windows"});
 }
 
 TEST_F(TokenSource, TakesATextForOneWhateverItIsCalled) {
   for (const char* name : {"wiki.test.raw", "notes.md", "README", "a.b.c", "a.TXT"}) {
-    EXPECT_EQ(read_text(file(name, "abc")), "abc");
+    EXPECT_EQ(stream_of(file(name, "abc")), (std::vector<int32_t>{1, 2, 3}));
     EXPECT_EQ(read_texts(file(name, "abc\nd\n")), (std::vector<std::string>{"abc", "d"}));
     EXPECT_EQ(read_token_windows(file(name, "abcd"), &tokenizer_, 2, 0, false, 7).num_windows, 2);
   }

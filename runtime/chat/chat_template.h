@@ -1,0 +1,58 @@
+// A model's chat template: how its conversations are written, as the text that it was trained on.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/chat/jinja_value.h"
+
+namespace pare::runtime {
+
+// A conversation: what a template's variables are, as `apply_chat_template` of transformers names them.
+struct Chat {
+  JinjaValue messages;             // a list of dicts with role and content
+  JinjaValue tools;                // a list of JSON schemas; none
+  JinjaDict more;                  // other variables of the template, such as enable_thinking
+  std::string where;               // of the file, for messages
+  bool is_to_be_answered = false;  // add_generation_prompt: the text ends where the assistant's turn begins
+};
+
+// Returns a conversation with these turns of a system (empty: none) and a user, to be answered.
+Chat make_chat(const std::string& system, const std::string& user);
+
+// True if the text is a JSON object that holds a conversation, by its keys: `messages` (lists of {role, content}), or
+// `prompt` as such a list. An object with `text` is a text.
+bool holds_chat(std::string_view json, const std::string& where);
+// Reads such an object: its messages (those of `prompt`, then those of `completion`), `tools`, and
+// `chat_template_kwargs`. Other keys have no meaning. The `whole` conversation is read, or what is `to_be_answered`:
+// all before the assistant's last turn. Throws std::runtime_error (where) for anything else, for messages without a
+// role, and if none is left.
+enum class ChatPart { whole, to_be_answered };
+Chat parse_chat(std::string_view json, const std::string& where, ChatPart part = ChatPart::whole);
+
+class ChatTemplate {
+ public:
+  // `model` is a folder with a chat_template.jinja, or with a tokenizer_config.json that has a `chat_template` (a text,
+  // or several with names, of which `default` is taken), or a .gguf with one. The variables bos_token, eos_token and so
+  // on are those of tokenizer_config.json and special_tokens_map.json. Throws std::invalid_argument if there is no
+  // template, and what reading the files throws; JinjaError (file, line) if it is no template.
+  static ChatTemplate open(const std::filesystem::path& model);
+  ChatTemplate(ChatTemplate&&) noexcept;
+  ChatTemplate& operator=(ChatTemplate&&) noexcept;
+  ~ChatTemplate();
+
+  // Returns the conversation's text. It holds the model's special tokens, so it is to be encoded without adding any.
+  // A template that asks for the date gets today's, or that of SOURCE_DATE_EPOCH. Throws std::runtime_error
+  // (chat.where, template, line) if the template refuses the chat or fails.
+  std::string render(const Chat& chat) const;
+
+ private:
+  ChatTemplate();
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace pare::runtime

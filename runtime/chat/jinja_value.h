@@ -1,0 +1,151 @@
+// The values that templates compute with. They behave as Python's, since Jinja's expressions are Python's.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace pare::runtime {
+
+// A template that cannot be read, or that fails while it runs. The message says where in the template.
+class JinjaError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class JinjaValue;
+struct JinjaArguments;
+
+struct JinjaUndefined {
+  std::string name;  // what was looked for, for messages
+};
+struct JinjaNone {};
+struct JinjaList {
+  std::vector<JinjaValue> items;
+  bool is_tuple = false;
+  int depth = 1;  // of lists and dicts inside one another; JinjaValue sets it
+};
+// Keys are in the order in which they came, as in Python.
+struct JinjaDict {
+  std::vector<std::pair<JinjaValue, JinjaValue>> items;
+  int depth = 1;  // as in JinjaList
+
+  // Returns nullptr if there is no such key.
+  const JinjaValue* find(const JinjaValue& key) const;
+  const JinjaValue* find(std::string_view key) const;
+  void set(JinjaValue key, JinjaValue value);
+};
+// A value that may be called: a macro, a method bound to its value, a global function.
+struct JinjaFunction {
+  std::string name;
+  std::function<JinjaValue(JinjaArguments& arguments)> call;
+};
+// The value of namespace(): `set` may change its attributes.
+struct JinjaNamespace {
+  JinjaDict attributes;
+};
+
+constexpr int kMaxJinjaDepth = 100;
+
+// Copies share lists and dicts, which no template can change; a namespace is shared as in Python.
+class JinjaValue {
+ public:
+  using Text = std::shared_ptr<const std::string>;
+  using List = std::shared_ptr<const JinjaList>;
+  using Dict = std::shared_ptr<const JinjaDict>;
+  using Function = std::shared_ptr<const JinjaFunction>;
+  using Namespace = std::shared_ptr<JinjaNamespace>;
+
+  JinjaValue() : value_(JinjaNone{}) {}
+  JinjaValue(JinjaUndefined undefined) : value_(std::move(undefined)) {}
+  JinjaValue(JinjaNone none) : value_(none) {}
+  JinjaValue(bool flag) : value_(flag) {}
+  JinjaValue(int64_t number) : value_(number) {}
+  JinjaValue(int number) : value_(int64_t{number}) {}
+  JinjaValue(double number) : value_(number) {}
+  JinjaValue(std::string text) : value_(std::make_shared<const std::string>(std::move(text))) {}
+  JinjaValue(std::string_view text) : JinjaValue(std::string(text)) {}
+  JinjaValue(const char* text) : JinjaValue(std::string(text)) {}
+  // These throw JinjaError for more than kMaxJinjaDepth lists and dicts inside one another, and for a namespace inside
+  // of one: values are compared, written and freed by recursion.
+  JinjaValue(JinjaList list);
+  JinjaValue(std::vector<JinjaValue> items) : JinjaValue(JinjaList{.items = std::move(items)}) {}
+  JinjaValue(JinjaDict dict);
+  JinjaValue(JinjaFunction function) : value_(std::make_shared<const JinjaFunction>(std::move(function))) {}
+  JinjaValue(Namespace names) : value_(std::move(names)) {}
+  static JinjaValue tuple(std::vector<JinjaValue> items) {
+    return JinjaList{.items = std::move(items), .is_tuple = true};
+  }
+
+  bool is_undefined() const { return std::holds_alternative<JinjaUndefined>(value_); }
+  bool is_none() const { return std::holds_alternative<JinjaNone>(value_); }
+  // Each returns nullptr if the value is of another type.
+  const JinjaUndefined* undefined() const { return std::get_if<JinjaUndefined>(&value_); }
+  const bool* boolean() const { return std::get_if<bool>(&value_); }
+  const int64_t* integer() const { return std::get_if<int64_t>(&value_); }
+  const double* real() const { return std::get_if<double>(&value_); }
+  const std::string* text() const { return target<Text>(); }
+  const JinjaList* list() const { return target<List>(); }
+  const JinjaDict* dict() const { return target<Dict>(); }
+  const JinjaFunction* function() const { return target<Function>(); }
+  JinjaNamespace* names() const {
+    const Namespace* held = std::get_if<Namespace>(&value_);
+    return held == nullptr ? nullptr : held->get();
+  }
+  // A whole number or a boolean, which Python counts as one.
+  bool is_integral() const { return boolean() != nullptr || integer() != nullptr; }
+  bool is_number() const { return is_integral() || real() != nullptr; }
+  int64_t as_integer() const { return boolean() != nullptr ? int64_t{*boolean()} : *integer(); }
+  double as_real() const { return real() != nullptr ? *real() : static_cast<double>(as_integer()); }
+
+  bool is_true() const;           // Python's bool()
+  const char* type_name() const;  // as Python says it: 'str', 'list'
+  // True if both are the same object, or equal constants (Python's `is`).
+  bool is_same(const JinjaValue& other) const;
+
+ private:
+  template <typename Held>
+  const typename Held::element_type* target() const {
+    const Held* held = std::get_if<Held>(&value_);
+    return held == nullptr ? nullptr : held->get();
+  }
+
+  std::variant<JinjaUndefined, JinjaNone, bool, int64_t, double, Text, List, Dict, Function, Namespace> value_;
+};
+
+// Python's == . Values of different types are unequal, but for numbers.
+bool operator==(const JinjaValue& a, const JinjaValue& b);
+// Python's < . Throws JinjaError for types that have no order.
+bool jinja_less(const JinjaValue& a, const JinjaValue& b);
+
+// The arguments of a call. The function takes what it knows; what is left over is an error.
+struct JinjaArguments {
+  std::string callee;  // for messages
+  std::vector<JinjaValue> positional;
+  std::vector<std::pair<std::string, JinjaValue>> named;
+
+  // Returns the argument and removes it from the call: the next positional one, or else the one called `name`. Without
+  // both it returns `otherwise`, or an undefined value.
+  JinjaValue take(std::string_view name);
+  JinjaValue take(std::string_view name, JinjaValue otherwise);
+  JinjaValue require(std::string_view name);
+  bool has(std::string_view name) const;
+  // These throw JinjaError if the argument has another type.
+  std::string take_text(std::string_view name, std::string otherwise);
+  int64_t take_integer(std::string_view name, int64_t otherwise);
+  std::string require_text(std::string_view name);
+  int64_t require_integer(std::string_view name);
+  // Throws JinjaError for arguments that nobody took.
+  void finish() const;
+
+ private:
+  size_t next_ = 0;
+};
+
+}  // namespace pare::runtime

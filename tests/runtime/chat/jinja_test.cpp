@@ -1,0 +1,128 @@
+// Templates, compared with what transformers makes of them (tests/golden/make_chat_templates.py), and their limits.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "runtime/chat/jinja_interpreter.h"
+#include "runtime/system/atomic_file.h"
+#include "tests/expect_error.h"
+#include "tests/places.h"
+
+namespace pare {
+using namespace runtime;
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+const std::filesystem::path kGolden = std::filesystem::path(kSourceFolder) / "tests/golden/chat_templates";
+
+JinjaValue value_of(const Json& json) {
+  if (json.is_boolean()) return json.get<bool>();
+  if (json.is_number_integer()) return json.get<int64_t>();
+  if (json.is_number()) return json.get<double>();
+  if (json.is_string()) return json.get<std::string>();
+  if (json.is_array()) {
+    std::vector<JinjaValue> items;
+    for (const Json& item : json) items.push_back(value_of(item));
+    return items;
+  }
+  if (!json.is_object()) return JinjaNone{};
+  JinjaDict dict;
+  for (const auto& [key, item] : json.items()) dict.items.emplace_back(key, value_of(item));
+  return dict;
+}
+
+std::string rendered(const std::string& text, const Json& variables = Json::object()) {
+  return run_jinja(parse_jinja(text, "t.jinja"), *value_of(variables).dict(), "t.jinja");
+}
+
+// The environment's SOURCE_DATE_EPOCH while it lives.
+class FixedTime {
+ public:
+  explicit FixedTime(const char* seconds) { setenv("SOURCE_DATE_EPOCH", seconds, 1); }
+  ~FixedTime() { unsetenv("SOURCE_DATE_EPOCH"); }
+  FixedTime(const FixedTime&) = delete;
+  FixedTime& operator=(const FixedTime&) = delete;
+};
+
+TEST(Jinja, EqualsTransformers) {
+  const FixedTime time("1735707600");
+  const Json golden = Json::parse(read_text_file(kGolden / "expected.json"));
+  int num_texts = 0, num_failures = 0;
+  for (const Json& example : golden["cases"]) {
+    const bool is_file = example.contains("file");
+    const std::string text =
+        is_file ? read_text_file(kGolden / example["file"].get<std::string>()) : example["template"].get<std::string>();
+    const Json& variables = is_file ? example["variables"] : golden["values"];
+    const std::string what = is_file ? example["file"].get<std::string>() + " " + variables.dump() : text;
+    if (example.contains("fails")) {
+      EXPECT_THROW(rendered(text, variables), JinjaError) << what;
+      ++num_failures;
+    } else {
+      EXPECT_EQ(rendered(text, variables), example["text"].get<std::string>()) << what;
+      ++num_texts;
+    }
+  }
+  EXPECT_GT(num_texts, 150);
+  EXPECT_GT(num_failures, 40);
+}
+
+TEST(Jinja, ErrorsNameTheirLine) {
+  const auto fails = [](const std::string& text, std::initializer_list<std::string> parts) {
+    expect_error<JinjaError>([&] { rendered(text, {{"n", 1}}); }, parts);
+  };
+  fails("a\n{{ b", {"t.jinja:2: ", "does not end", "}}"});
+  fails("\n\n{% if n %}", {"t.jinja:3: ", "endif"});
+  fails("{% for x in [1] %}\n{{ x.y.z }}{% endfor %}", {"t.jinja:2: ", "'y' is undefined"});
+  fails("{{ raise_exception('only two turns') }}", {"t.jinja:1: ", "refuses the chat: only two turns"});
+  fails("{{ n|nosuch }}", {"no filter called 'nosuch'"});
+  fails("{% include 'other' %}", {"'include' needs other templates"});
+  fails("{{ n.upper() }}", {"int has no method 'upper'"});
+  fails("{{ [1].append(2) }}", {"'append' would change a list"});
+  fails("{{ '\u00e9'|upper }}", {"outside of ASCII"});
+}
+
+// What a hostile template could fill: time, memory, the stack.
+TEST(Jinja, EndsWhatDoesNotEnd) {
+  const auto fails = [](const std::string& text, const std::string& part) {
+    expect_error<JinjaError>([&] { rendered(text); }, {part});
+  };
+  fails("{% for a in range(100000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}", "steps");
+  fails("{% set x = 'x' * 1000000 %}{% for a in range(2000) %}{% set u = x ~ 'y' %}{% endfor %}", "bytes");
+  fails("{{ 'x' * 100000000 }}", "too long");
+  fails("{{ [0] * 100000000 }}", "too long");
+  fails("{{ range(1000000) }}", "100000 numbers");
+  fails("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "inside one another");
+  fails("{% set ns = namespace(l=[]) %}{% for a in range(200) %}{% set ns.l = [ns.l] %}{% endfor %}",
+        "inside one another");
+  fails("{% set ns = namespace() %}{% set ns.self = ns %}", "a namespace cannot be put");
+  fails("{{ " + std::string(100000, '('), "does not end");
+  fails("{{ " + std::string(100000, '(') + "1" + std::string(100000, ')') + " }}", "inside one another");
+  fails("{{ " + std::string(100000, '[') + std::string(100000, ']') + " }}", "inside one another");
+  std::string blocks;
+  for (int i = 0; i < 10000; ++i) blocks += "{% if true %}";
+  fails(blocks, "inside one another");
+  fails("{{ 9223372036854775807 + 1 }}", "64 bits");
+  fails("{{ (-9223372036854775807 - 1) // -1 }}", "64 bits");
+  EXPECT_EQ(rendered("{{ (-9223372036854775807 - 1) % -1 }}"), "0");
+}
+
+// A macro and a loop may be called after the scope that they came from has ended.
+TEST(Jinja, MacrosOutliveTheirScope) {
+  EXPECT_EQ(rendered("{% set ns = namespace() %}{% for a in [7] %}{% macro m() %}{{ a }}{% endmacro %}"
+                     "{% set ns.m = m %}{% endfor %}{{ ns.m() }}"),
+            "7");
+  EXPECT_EQ(rendered("{% set ns = namespace() %}{% for a in [[1], [2]] recursive %}"
+                     "{% if a is iterable %}{% set ns.l = loop %}{% else %}{{ a }}{% endif %}{% endfor %}"
+                     "{{ ns.l([5, 6]) }}"),
+            "56");
+}
+
+TEST(Jinja, TimeOfTheEnvironmentMustBeANumber) {
+  const FixedTime time("soon");
+  expect_error<JinjaError>([] { rendered("{{ strftime_now('%Y') }}"); }, {"SOURCE_DATE_EPOCH", "soon"});
+}
+
+}  // namespace
+}  // namespace pare
