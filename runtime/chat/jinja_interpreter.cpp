@@ -23,7 +23,7 @@ using Statement = JinjaStatement::Kind;
 // The greatest depth of expressions, blocks and calls inside one another while a template runs.
 constexpr int kMaxDepth = 500;
 // The limits of one chat. A long one takes some 100,000 steps; what takes more than these does not end.
-constexpr int64_t kMaxSteps = 50'000'000;
+constexpr int64_t kMaxSteps = 10'000'000;
 constexpr int64_t kMaxBytes = int64_t{1} << 30;
 constexpr int64_t kMaxRange = 100'000;          // as in Jinja's sandbox
 constexpr std::string_view kCall = "__call__";  // the key under which a recursive loop's function lies in `loop`
@@ -483,6 +483,7 @@ class Interpreter {
     if (loop.is_recursive) keep(scope);
     const auto last_changed = std::make_shared<std::optional<JinjaValue>>();
     for (size_t i = 0; i < items.size(); ++i) {
+      count_step(loop.line);
       const Flow flow = in_scope(scope, [&](Scope& inner) {
         if (loop.uses_loop) inner.set("loop", loop_value(loop, items, i, depth, scope, last_changed));
         assign(loop.target, items[i], inner);
