@@ -3,8 +3,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/layer_norm.h>
 
-#include <numeric>
-
 namespace pare::compress {
 
 EncoderBlock::EncoderBlock(const runtime::Checkpoint& checkpoint, int64_t index)
@@ -23,18 +21,21 @@ EncoderBlock::EncoderBlock(const runtime::Checkpoint& checkpoint, int64_t index)
 }
 
 EncoderEmbedding::EncoderEmbedding(const runtime::Checkpoint& checkpoint)
-    : words_(checkpoint.linear(checkpoint.encoder().word_embedding)),
-      token_types_(checkpoint.linear(checkpoint.encoder().token_type_embedding)),
+    : model_(&checkpoint.encoder()),
+      words_(checkpoint.linear(checkpoint.encoder().word_embedding)),
       positions_(checkpoint.linear(checkpoint.encoder().position_embedding)),
-      norm_(checkpoint.layer_norm(checkpoint.encoder().embedding_norm)) {}
+      norm_(checkpoint.layer_norm(checkpoint.encoder().embedding_norm)) {
+  if (model_->token_type_embedding) token_types_ = checkpoint.linear(*model_->token_type_embedding);
+}
 
 void EncoderEmbedding::embed(std::span<const int32_t> ids_T, at::Tensor& hidden_TD) const {
-  std::vector<int32_t> types(ids_T.size(), 0), positions(ids_T.size());
-  std::iota(positions.begin(), positions.end(), 0);
+  const std::vector<int32_t> types(ids_T.size(), 0), positions = runtime::positions_of(*model_, ids_T);
   at::Tensor part_TD = at::empty(hidden_TD.sizes(), at::kFloat);
   compress::embed(words_, 1.0f, ids_T, hidden_TD.data_ptr<float>());
-  compress::embed(token_types_, 1.0f, types, part_TD.data_ptr<float>());
-  hidden_TD.add_(part_TD);
+  if (token_types_) {
+    compress::embed(*token_types_, 1.0f, types, part_TD.data_ptr<float>());
+    hidden_TD.add_(part_TD);
+  }
   compress::embed(positions_, 1.0f, positions, part_TD.data_ptr<float>());
   hidden_TD.add_(part_TD);
   hidden_TD.copy_(at::layer_norm(hidden_TD, {hidden_TD.size(1)}, float_tensor(norm_.gain), float_tensor(norm_.bias),

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,14 +37,16 @@ class EncoderBlock : public Block {
   const runtime::EncoderBlockDescription* block_;
 };
 
-// hidden_TD = norm(word[id] + token_type[0] + position[t]) of one text, [T, D] float32.
+// hidden_TD = norm(word[id] + token_type[0] + position[t]) of one text, [T, D] float32. The checkpoint must outlive it.
 class EncoderEmbedding {
  public:
   explicit EncoderEmbedding(const runtime::Checkpoint& checkpoint);
   void embed(std::span<const int32_t> ids_T, at::Tensor& hidden_TD) const;
 
  private:
-  runtime::LinearWeights words_, token_types_, positions_;
+  const runtime::EncoderDescription* model_;
+  runtime::LinearWeights words_, positions_;
+  std::optional<runtime::LinearWeights> token_types_;
   runtime::LayerNorm norm_;
 };
 

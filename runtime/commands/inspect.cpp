@@ -216,11 +216,12 @@ WeightSizes weight_sizes(const Checkpoint& checkpoint) {
   }
   sizes.all_parameters = sizes.linear_parameters;
   sizes.all_bytes = sizes.linear_bytes;
-  std::vector<LinearDescription> ends = {checkpoint.embedding()};
+  std::vector<LinearDescription> ends;
   if (checkpoint.is_encoder()) {
-    ends.insert(ends.end(), {checkpoint.encoder().token_type_embedding, checkpoint.encoder().position_embedding});
-  } else if (!checkpoint.description().tied_head) {
-    ends.push_back(checkpoint.head());
+    ends = embedding_tables(checkpoint.encoder());
+  } else {
+    ends.push_back(checkpoint.embedding());
+    if (!checkpoint.description().tied_head) ends.push_back(checkpoint.head());
   }
   for (const LinearDescription& end : ends) {
     sizes.all_parameters += end.num_out * end.num_in;

@@ -51,7 +51,8 @@ Verification verify(const std::filesystem::path& directory, const std::function<
   if (checkpoint->is_encoder()) {
     const EncoderDescription& model = checkpoint->encoder();
     linears = block_linears(model);
-    linears.insert(linears.end(), {model.word_embedding, model.token_type_embedding, model.position_embedding});
+    const std::vector<LinearDescription> tables = embedding_tables(model);
+    linears.insert(linears.end(), tables.begin(), tables.end());
     for (const LayerNormDescription& norm : all_norms(model))
       norms.push_back([&, norm] { checkpoint->layer_norm(norm); });
   } else {

@@ -25,16 +25,15 @@ struct TextBatch {
   int64_t num_rows() const { return static_cast<int64_t>(ids_R.size()); }
 };
 
-TextBatch make_batch(Texts texts) {
+TextBatch make_batch(const EncoderDescription& model, Texts texts) {
   TextBatch batch;
   for (const std::vector<int32_t>& ids : texts) {
+    const std::vector<int32_t> positions = positions_of(model, ids);
     const int64_t first = batch.num_rows(), num = static_cast<int64_t>(ids.size());
     batch.sequences.push_back({.first_row = first, .num_rows = num, .num_past = 0, .first_slot = first});
     batch.ids_R.insert(batch.ids_R.end(), ids.begin(), ids.end());
-    for (int32_t t = 0; t < num; ++t) {
-      batch.positions_R.push_back(t);
-      batch.slots_R.push_back(static_cast<int32_t>(first) + t);
-    }
+    batch.positions_R.insert(batch.positions_R.end(), positions.begin(), positions.end());
+    for (int32_t t = 0; t < num; ++t) batch.slots_R.push_back(static_cast<int32_t>(first) + t);
   }
   return batch;
 }
@@ -105,7 +104,8 @@ struct Arena {
 struct Encoder::State {
   EncoderDescription description;
   Backend* backend = nullptr;
-  std::unique_ptr<PackedLinear> words, token_types, positions;
+  std::unique_ptr<PackedLinear> words, positions;
+  std::unique_ptr<PackedLinear> token_types;  // null: there are none
   PackedLayerNorm embedding_norm;
   std::vector<Block> blocks;
   AttentionShape attention;
@@ -176,8 +176,10 @@ void Encoder::State::run(const TextBatch& batch) {
   float* const delta_RD = arena->delta_RD.get();
   arena->stage(*backend, batch);
   backend->embed(*words, arena->ids_R.first(num_rows), 1.0f, hidden_RD);
-  backend->embed(*token_types, arena->zeros_R.first(num_rows), 1.0f, delta_RD);
-  backend->add_norm(hidden_RD, delta_RD, nullptr, nullptr, num_rows, width, arena->x_RD);
+  if (token_types != nullptr) {
+    backend->embed(*token_types, arena->zeros_R.first(num_rows), 1.0f, delta_RD);
+    backend->add_norm(hidden_RD, delta_RD, nullptr, nullptr, num_rows, width, arena->x_RD);
+  }
   backend->embed(*positions, arena->positions_R.first(num_rows), 1.0f, delta_RD);
   arena->x_RD.prepare(*blocks.front().qkv, arena->sequences);
   backend->add_layer_norm(hidden_RD, delta_RD, embedding_norm, num_rows, width, &arena->x_RD);
@@ -207,7 +209,7 @@ Encoder Encoder::load(const Checkpoint& checkpoint, Backend& backend,
     return packed;
   };
   state.words = pack({model.word_embedding});
-  state.token_types = pack({model.token_type_embedding});
+  if (model.token_type_embedding) state.token_types = pack({*model.token_type_embedding});
   state.positions = pack({model.position_embedding});
   state.embedding_norm = backend.pack_layer_norm(checkpoint.layer_norm(model.embedding_norm));
   const auto num_blocks = static_cast<int64_t>(model.blocks.size());
@@ -243,7 +245,7 @@ Backend& Encoder::backend() const {
 int64_t Encoder::resident_bytes() const {
   int64_t num_bytes = 0;
   for (const auto* table : {&state_->words, &state_->token_types, &state_->positions}) {
-    num_bytes += (*table)->resident_bytes();
+    if (*table != nullptr) num_bytes += (*table)->resident_bytes();
   }
   state_->for_each_linear([&](const PackedLinear& linear) { num_bytes += linear.resident_bytes(); });
   return num_bytes;
@@ -260,7 +262,7 @@ void Encoder::hidden(Texts texts, float* hidden_RD) {
   state.check_texts(texts);
   for (size_t first = 0, num = 0; first < texts.size(); first += num) {
     num = batch_size(texts, first);
-    const TextBatch batch = make_batch(texts.subspan(first, num));
+    const TextBatch batch = make_batch(state.description, texts.subspan(first, num));
     state.run(batch);
     const int64_t num_values = batch.num_rows() * state.description.hidden_size;
     state.backend->download(state.arena->hidden_RD.get(), std::span(hidden_RD, static_cast<size_t>(num_values)));
@@ -276,7 +278,7 @@ void Encoder::embed(Texts texts, const Pooling& pooling, float* embeddings_ND,
   for (size_t first = 0, num = 0; first < texts.size(); first += num) {
     throw_if_interrupted();
     num = batch_size(texts, first);
-    const TextBatch batch = make_batch(texts.subspan(first, num));
+    const TextBatch batch = make_batch(state.description, texts.subspan(first, num));
     state.run(batch);
     std::vector<Sequence> pooled = batch.sequences;
     if (pooling.kind == Pooling::Kind::first_token) {

@@ -56,8 +56,8 @@ struct Checkpoint::State {
   }
 
   bool is_table(const std::string& name) const {
-    return name == description.embedding_name ||
-           (encoder && (name == encoder->token_type_embedding.name || name == encoder->position_embedding.name));
+    if (!encoder) return name == description.embedding_name;
+    return std::ranges::any_of(embedding_tables(*encoder), [&](const auto& table) { return table.name == name; });
   }
 
   FindTensor finder() const {
@@ -275,9 +275,8 @@ void Checkpoint::State::check_all() const {
 }
 
 void Checkpoint::State::check_encoder() const {
-  for (const LinearDescription* table :
-       {&encoder->word_embedding, &encoder->token_type_embedding, &encoder->position_embedding}) {
-    dense_tensor(table->name + ".weight", {table->num_out, table->num_in});
+  for (const LinearDescription& table : embedding_tables(*encoder)) {
+    dense_tensor(table.name + ".weight", {table.num_out, table.num_in});
   }
   for (const LinearDescription& linear : block_linears(*encoder)) check_linear(linear);
   for (const LayerNormDescription& norm : all_norms(*encoder)) {
@@ -447,7 +446,7 @@ void Checkpoint::check_values() const {
   std::vector<LinearDescription> linears;
   if (is_encoder()) {
     for (const LayerNormDescription& norm : all_norms(encoder())) layer_norm(norm);
-    linears = {encoder().word_embedding, encoder().token_type_embedding, encoder().position_embedding};
+    linears = embedding_tables(encoder());
     const std::vector<LinearDescription> of_blocks = block_linears(encoder());
     linears.insert(linears.end(), of_blocks.begin(), of_blocks.end());
   } else {

@@ -69,32 +69,57 @@ EncoderDescription describe_encoder(const std::string& config_json, const std::s
 
   EncoderDescription model;
   model.family = family->name;
-  model.hidden_size = config.integer("hidden_size", 1, kMaxWidth);
-  model.feed_forward_size = config.integer("intermediate_size", 1, kMaxFeedForward);
-  model.num_heads = config.integer("num_attention_heads", 1, kMaxHeads);
+  model.hidden_size = config.integer(family->width_key, 1, kMaxWidth);
+  model.feed_forward_size = config.integer(family->feed_forward_key, 1, kMaxFeedForward);
+  model.num_heads = config.integer(family->heads_key, 1, kMaxHeads);
   model.vocabulary_size = config.integer("vocab_size", 1, kMaxVocabulary);
-  model.context_length = config.integer("max_position_embeddings", 1, kMaxPositions);
-  model.num_token_types = config.integer("type_vocab_size", 1, kMaxVocabulary);
+  const int64_t num_positions = config.integer("max_position_embeddings", 1, kMaxPositions);
+  model.context_length = num_positions;
+  if (family->positions_follow_padding) {
+    const int64_t padding = config.integer_or("pad_token_id", family->default_padding, 0, num_positions - 2);
+    model.padding_token = static_cast<int32_t>(padding);
+    model.context_length = num_positions - padding - 1;
+  }
   model.head_size = model.hidden_size / model.num_heads;
   if (model.hidden_size % model.num_heads != 0 || model.head_size % 2 != 0 || model.head_size > kMaxHeadSize) {
-    config.fail("num_attention_heads", "a divisor of hidden_size (" + std::to_string(model.hidden_size) +
-                                           ") that gives an even head size of at most " + std::to_string(kMaxHeadSize));
+    config.fail(family->heads_key, "a divisor of " + std::string(family->width_key) + " (" +
+                                       std::to_string(model.hidden_size) +
+                                       ") that gives an even head size of at most " + std::to_string(kMaxHeadSize));
   }
-  model.activation = config.activation_or("hidden_act", family->default_activation);
+  model.activation = config.activation_or(family->activation_key, family->default_activation);
   model.attention_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(model.head_size)));
   model.dtype = config.dtype_or(dtype_if_absent);
   const auto table = [&](std::string_view name, int64_t num_rows) {
     return LinearDescription{std::string(name), num_rows, model.hidden_size, false};
   };
   model.word_embedding = table(family->word_embedding, model.vocabulary_size);
-  model.token_type_embedding = table(family->token_type_embedding, model.num_token_types);
-  model.position_embedding = table(family->position_embedding, model.context_length);
-  const auto epsilon = static_cast<float>(config.number_or("layer_norm_eps", family->default_epsilon, 0.0, 1.0));
+  if (!family->token_type_embedding.empty()) {
+    model.token_type_embedding =
+        table(family->token_type_embedding, config.integer("type_vocab_size", 1, kMaxVocabulary));
+  }
+  model.position_embedding = table(family->position_embedding, num_positions);
+  const auto epsilon = static_cast<float>(
+      family->epsilon_key.empty() ? family->default_epsilon
+                                  : config.number_or(family->epsilon_key, family->default_epsilon, 0.0, 1.0));
   model.embedding_norm = {std::string(family->embedding_norm), model.hidden_size, epsilon};
-  const int64_t num_blocks = config.integer("num_hidden_layers", 1, kMaxBlocks);
+  const int64_t num_blocks = config.integer(family->blocks_key, 1, kMaxBlocks);
   for (int64_t b = 0; b < num_blocks; ++b) model.blocks.push_back(describe_block(model, *family, b, epsilon));
-  model.unused_linears = {std::string(family->unused_linear)};
+  if (!family->unused_linear.empty()) model.unused_linears = {std::string(family->unused_linear)};
   return model;
+}
+
+std::vector<LinearDescription> embedding_tables(const EncoderDescription& model) {
+  std::vector<LinearDescription> tables = {model.word_embedding};
+  if (model.token_type_embedding) tables.push_back(*model.token_type_embedding);
+  tables.push_back(model.position_embedding);
+  return tables;
+}
+
+std::vector<int32_t> positions_of(const EncoderDescription& model, std::span<const int32_t> ids_T) {
+  std::vector<int32_t> positions_T;
+  int32_t next = model.padding_token ? *model.padding_token + 1 : 0;
+  for (const int32_t id : ids_T) positions_T.push_back(id == model.padding_token ? id : next++);
+  return positions_T;
 }
 
 std::vector<LinearDescription> block_linears(const EncoderDescription& model) {

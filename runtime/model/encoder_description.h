@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,12 +37,14 @@ struct EncoderDescription {
   int64_t num_heads = 0;          // H
   int64_t head_size = 0;          // K
   int64_t vocabulary_size = 0;    // V
-  int64_t context_length = 0;     // positions
-  int64_t num_token_types = 0;
+  int64_t context_length = 0;     // tokens of a text
+  // Positions start behind this token's id, which is the position of such tokens in a text; none: they start at 0.
+  std::optional<int32_t> padding_token;
   Activation activation = Activation::gelu;
   float attention_scale = 0.0f;
   // hidden = norm(word[id] + token_type[0] + position[t]), with tables as linears of num_out rows of num_in = D.
-  LinearDescription word_embedding, token_type_embedding, position_embedding;
+  LinearDescription word_embedding, position_embedding;
+  std::optional<LinearDescription> token_type_embedding;
   LayerNormDescription embedding_norm;
   std::vector<EncoderBlockDescription> blocks;
   // Linears that the family's model class has after the blocks, and that embeddings do not pass through.
@@ -53,12 +57,17 @@ struct EncoderDescription {
 bool describes_encoder(const std::string& config_json, const std::string& where);
 
 // Reads a config.json's text; `where` names the file in messages. The meaning of keys and of their absence is
-// transformers 5's (configuration_bert.py, modeling_bert.py). Throws std::invalid_argument for what is not computed
-// here (decoders built from the family, relative positions, other heads). Also throws it for missing, mistyped or
-// impossible values: key, expected, found. A file without dtype and torch_dtype has weights of dtype_if_absent.
+// transformers 5's (configuration_*.py and modeling_*.py of bert, roberta and distilbert). Throws std::invalid_argument
+// for what is not computed here (decoders built from the family, relative positions, other heads). Also throws it for
+// missing, mistyped or impossible values: key, expected, found. A file without dtype and torch_dtype has weights of
+// dtype_if_absent.
 EncoderDescription describe_encoder(const std::string& config_json, const std::string& where,
                                     DType dtype_if_absent = DType::F32);
 
+// Returns the tables of the embeddings: words, token types if there are any, positions.
+std::vector<LinearDescription> embedding_tables(const EncoderDescription& model);
+// Returns the rows of position_embedding that a text's tokens take.
+std::vector<int32_t> positions_of(const EncoderDescription& model, std::span<const int32_t> ids_T);
 // Returns every linear of the blocks, in order: q, k, v, o, up, down.
 std::vector<LinearDescription> block_linears(const EncoderDescription& model);
 // Returns all norms: the embeddings', then two for each block.

@@ -218,7 +218,31 @@ constexpr std::array kFamilies{
                   .windows = {.layers = WindowLayers::but_every_nth, .default_layer = 4}},
 };
 
-constexpr std::array kEncoderFamilies{EncoderFamily{.name = "bert", .architecture = "BertModel"}};
+constexpr std::array kEncoderFamilies{
+    EncoderFamily{.name = "bert", .architecture = "BertModel"},
+    EncoderFamily{.name = "roberta", .architecture = "RobertaModel", .positions_follow_padding = true},
+    EncoderFamily{.name = "xlm-roberta", .architecture = "XLMRobertaModel", .positions_follow_padding = true},
+    EncoderFamily{.name = "camembert", .architecture = "CamembertModel", .positions_follow_padding = true},
+    EncoderFamily{.name = "distilbert",
+                  .architecture = "DistilBertModel",
+                  .width_key = "dim",
+                  .feed_forward_key = "hidden_dim",
+                  .heads_key = "n_heads",
+                  .blocks_key = "n_layers",
+                  .activation_key = "activation",
+                  .epsilon_key = {},
+                  .token_type_embedding = {},
+                  .block = "transformer.layer.",
+                  .q = "attention.q_lin",
+                  .k = "attention.k_lin",
+                  .v = "attention.v_lin",
+                  .o = "attention.out_lin",
+                  .attention_norm = "sa_layer_norm",
+                  .up = "ffn.lin1",
+                  .down = "ffn.lin2",
+                  .feed_forward_norm = "output_layer_norm",
+                  .unused_linear = {}},
+};
 
 // Returns what a row asks for and nothing computes; "" for a sound row.
 constexpr std::string_view not_computed(const DecoderFamily& row) {

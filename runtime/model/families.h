@@ -117,17 +117,23 @@ struct DecoderFamily {
 struct EncoderFamily {
   std::string_view name;  // also the model_type
   std::string_view architecture;
-  std::string_view default_activation = "gelu";
-  double default_epsilon = 1e-12;  // layer_norm_eps
+  // Keys of config.json.
+  std::string_view width_key = "hidden_size", feed_forward_key = "intermediate_size";
+  std::string_view heads_key = "num_attention_heads", blocks_key = "num_hidden_layers";
+  std::string_view activation_key = "hidden_act", default_activation = "gelu";
+  std::string_view epsilon_key = "layer_norm_eps";  // empty: always the default
+  double default_epsilon = 1e-12;
+  bool positions_follow_padding = false;  // the first position is pad_token_id + 1
+  int64_t default_padding = 1;            // pad_token_id
   std::string_view word_embedding = "embeddings.word_embeddings";
-  std::string_view token_type_embedding = "embeddings.token_type_embeddings";
+  std::string_view token_type_embedding = "embeddings.token_type_embeddings";  // empty: there is none
   std::string_view position_embedding = "embeddings.position_embeddings";
   std::string_view embedding_norm = "embeddings.LayerNorm";
   std::string_view block = "encoder.layer.";
   std::string_view q = "attention.self.query", k = "attention.self.key", v = "attention.self.value";
   std::string_view o = "attention.output.dense", attention_norm = "attention.output.LayerNorm";
   std::string_view up = "intermediate.dense", down = "output.dense", feed_forward_norm = "output.LayerNorm";
-  std::string_view unused_linear = "pooler.dense";  // after the blocks; embeddings do not pass through it
+  std::string_view unused_linear = "pooler.dense";  // after the blocks; embeddings do not pass through it; empty: none
 };
 
 template <typename Row>

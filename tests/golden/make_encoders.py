@@ -1,8 +1,8 @@
-"""Makes tests/golden/encoders: a tiny random BERT with a WordPiece tokenizer of its own, and transformers' results.
+"""Makes tests/golden/encoders: tiny random encoders with a WordPiece tokenizer of their own, and transformers' results.
 
     python tests/golden/make_encoders.py        # needs torch, transformers, tokenizers, safetensors, numpy
 
-bert_tiny/ holds a Hugging Face checkpoint with tokenizer.json; texts.json the texts and their ids (from the
+Each folder holds a Hugging Face checkpoint with tokenizer.json; texts.json the texts and their ids (from the
 `tokenizers` package); hidden.npy float32 [R, D], the last hidden states of all tokens, text after text; embeddings.npy
 float32 [N, D], their means, normalized. All in float32 with eager attention. The weights come from NumPy's PCG64, large
 enough that attention is far from uniform; gains and biases are random too, so that forgetting one of them changes the
@@ -19,7 +19,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-OUT = pathlib.Path(__file__).resolve().parent / "encoders" / "bert_tiny"
+ENCODERS = pathlib.Path(__file__).resolve().parent / "encoders"
 WORDS = [
     "the",
     "cat",
@@ -73,7 +73,7 @@ def randomize(model):
     rng = np.random.default_rng(7)
     for name, parameter in sorted(model.named_parameters()):
         shape = tuple(parameter.shape)
-        if name.endswith("LayerNorm.weight"):
+        if name.lower().replace("_", "").endswith("layernorm.weight"):
             values = rng.uniform(0.5, 1.5, shape)
         elif name.endswith(".bias"):
             values = rng.normal(0.0, 0.3, shape)
@@ -84,32 +84,52 @@ def randomize(model):
         parameter.data.copy_(torch.from_numpy(values.astype(np.float32)))
 
 
-def main():
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
-    shutil.rmtree(OUT, ignore_errors=True)
+def config_of(name, vocabulary):
+    """The padding token of roberta is one that texts hold: [UNK], whose positions are not counted."""
+    if name == "bert_tiny":
+        return transformers.BertConfig(vocab_size=vocabulary, hidden_size=64, num_hidden_layers=2,
+                                       num_attention_heads=4, intermediate_size=96, max_position_embeddings=64)
+    if name == "roberta_tiny":
+        return transformers.RobertaConfig(vocab_size=vocabulary, hidden_size=32, num_hidden_layers=2,
+                                          num_attention_heads=2, intermediate_size=48, max_position_embeddings=66,
+                                          type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5)
+    return transformers.DistilBertConfig(vocab_size=vocabulary, dim=32, n_layers=2, n_heads=4, hidden_dim=40,
+                                         max_position_embeddings=64)
+
+
+def make(name):
+    out = ENCODERS / name
+    shutil.rmtree(out, ignore_errors=True)
     tokenizer = make_tokenizer()
-    config = transformers.BertConfig(vocab_size=tokenizer.get_vocab_size(), hidden_size=64, num_hidden_layers=2,
-                                     num_attention_heads=4, intermediate_size=96, max_position_embeddings=64)
+    config = config_of(name, tokenizer.get_vocab_size())
     model = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
     randomize(model)
-    model.save_pretrained(OUT)
-    for file in OUT.glob("*.safetensors"):
+    model.save_pretrained(out)
+    for file in out.glob("*.safetensors"):
         file.chmod(0o644)
-    tokenizer.save(str(OUT / "tokenizer.json"))
+    tokenizer.save(str(out / "tokenizer.json"))
 
-    model = transformers.AutoModel.from_pretrained(OUT, dtype=torch.float32, attn_implementation="eager").eval()
+    model = transformers.AutoModel.from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
     ids = [tokenizer.encode(text).ids for text in TEXTS]
     hidden, embeddings = [], []
     with torch.no_grad():
         for text_ids in ids:
-            states = model(torch.tensor([text_ids])).last_hidden_state[0]
+            # All tokens are seen: without a mask, roberta would not see its padding token.
+            mask = torch.ones(1, len(text_ids), dtype=torch.long)
+            states = model(torch.tensor([text_ids]), attention_mask=mask).last_hidden_state[0]
             hidden.append(states.numpy())
             embeddings.append(torch.nn.functional.normalize(states.mean(0), dim=0).numpy())
-    (OUT / "texts.json").write_text(json.dumps([{"text": t, "ids": i} for t, i in zip(TEXTS, ids)], indent=1) + "\n")
-    np.save(OUT / "hidden.npy", np.concatenate(hidden))
-    np.save(OUT / "embeddings.npy", np.stack(embeddings))
-    print([len(i) for i in ids], sum(f.stat().st_size for f in OUT.iterdir()))
+    (out / "texts.json").write_text(json.dumps([{"text": t, "ids": i} for t, i in zip(TEXTS, ids)], indent=1) + "\n")
+    np.save(out / "hidden.npy", np.concatenate(hidden))
+    np.save(out / "embeddings.npy", np.stack(embeddings))
+    print(name, [len(i) for i in ids], sum(f.stat().st_size for f in out.iterdir()))
+
+
+def main():
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    for name in ("bert_tiny", "roberta_tiny", "distilbert_tiny"):
+        make(name)
 
 
 if __name__ == "__main__":

@@ -22,21 +22,21 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-std::vector<float> runtime_embeddings(const fs::path& directory) {
+std::vector<float> runtime_embeddings(const fs::path& directory, const std::string& name = "bert_tiny") {
   const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 2);
   Encoder encoder = Encoder::load(Checkpoint::open(directory), *backend);
-  const EncoderGolden golden = read_encoder_golden();
+  const EncoderGolden golden = read_encoder_golden(name);
   std::vector<float> embeddings_ND(golden.embeddings_ND.size());
   encoder.embed(golden.ids, {}, embeddings_ND.data());
   return embeddings_ND;
 }
 
-// Returns the largest distance between two embeddings of one text.
-double largest_distance(std::span<const float> a, std::span<const float> b) {
+// Returns the largest distance between two embeddings of one text, of `width` values each.
+double largest_distance(std::span<const float> a, std::span<const float> b, size_t width = 64) {
   double largest = 0.0;
-  for (size_t n = 0; n < a.size(); n += 64) {
+  for (size_t n = 0; n < a.size(); n += width) {
     double sum = 0.0;
-    for (size_t i = n; i < n + 64; ++i) sum += std::pow(static_cast<double>(a[i]) - static_cast<double>(b[i]), 2);
+    for (size_t i = n; i < n + width; ++i) sum += std::pow(static_cast<double>(a[i]) - static_cast<double>(b[i]), 2);
     largest = std::max(largest, std::sqrt(sum));
   }
   return largest;
@@ -58,8 +58,8 @@ class EncoderPipeline : public testing::Test {
     write_text(folder_ / "texts.txt", texts);
     write_text(folder_ / "pairs.tsv", pairs);
   }
-  std::string recipe(const std::string& passes, bool calibrates = true) {
-    return "model: " + tiny_encoder_path().string() + "\n" +
+  std::string recipe(const std::string& passes, bool calibrates = true, const std::string& name = "bert_tiny") {
+    return "model: " + tiny_encoder_path(name).string() + "\n" +
            (calibrates ? "calibration: {text: " + (folder_ / "texts.txt").string() + ", samples: 40}\n" : "") +
            "passes:\n" + passes;
   }
@@ -224,6 +224,27 @@ TEST_F(EncoderPipeline, TransformersGivesTheSameEmbeddings) {
     EXPECT_LT(largest_distance(ours, theirs[i]), tolerance) << pass;
     EXPECT_GT(largest_distance(plain, theirs[i]), 1.3 * largest_distance(ours, theirs[i]))
         << pass << ": the comparison does not see the rounding";
+  }
+}
+
+TEST_F(EncoderPipeline, ArtifactsOfEveryFamilyEmbedInTransformersAsHere) {
+  for (const std::string name : {"roberta_tiny", "distilbert_tiny"}) {
+    std::vector<fs::path> directories;
+    for (const std::string& pass : {kW8A32, std::string("  - gptq: {bits: 4, group_size: 8}\n")}) {
+      const std::string out = name + std::to_string(directories.size());
+      const Outcome outcome = run(recipe(pass, /*calibrates=*/true, name), out);
+      ASSERT_EQ(outcome.status, 0) << outcome.err;
+      EXPECT_TRUE(verify(folder_ / out).problems.empty());
+      directories.push_back(folder_ / out);
+    }
+    const auto theirs = transformers_embeddings(directories, tiny_encoder_path(name) / "texts.json");
+    ASSERT_EQ(theirs.size(), directories.size());
+    const std::vector<float> plain = runtime_embeddings(tiny_encoder_path(name), name);
+    for (size_t i = 0; i < theirs.size(); ++i) {
+      const std::vector<float> ours = runtime_embeddings(directories[i], name);
+      EXPECT_LT(largest_distance(ours, theirs[i], 32), 2e-5) << directories[i];
+      EXPECT_GT(largest_distance(plain, theirs[i], 32), 1e-3) << directories[i];
+    }
   }
 }
 

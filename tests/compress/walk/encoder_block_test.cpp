@@ -58,20 +58,25 @@ class EncoderBlockTest : public testing::Test {
 };
 
 TEST_F(EncoderBlockTest, AllBlocksEqualTransformers) {
-  size_t row = 0;
-  for (const auto& ids : golden_.ids) {
-    const auto num_tokens = static_cast<int64_t>(ids.size());
-    at::Tensor hidden_TD = at::empty({num_tokens, 64}, at::kFloat);
-    EncoderEmbedding(checkpoint_).embed(ids, hidden_TD);
-    for (int64_t b = 0; b < 2; ++b) {
-      const EncoderBlock block(checkpoint_, b);
-      const EncoderFunctions functions = block.functions();
-      hidden_TD = functions.add_output(Stage::attention_output, functions.attention(hidden_TD), hidden_TD);
-      hidden_TD = functions.add_output(Stage::feed_forward_output, functions.activation(hidden_TD), hidden_TD);
+  for (const std::string& name : kTinyEncoders) {
+    SCOPED_TRACE(name);
+    const Checkpoint checkpoint = Checkpoint::open(tiny_encoder_path(name));
+    const EncoderGolden golden = read_encoder_golden(name);
+    size_t row = 0;
+    for (const auto& ids : golden.ids) {
+      const auto num_tokens = static_cast<int64_t>(ids.size());
+      at::Tensor hidden_TD = at::empty({num_tokens, checkpoint.encoder().hidden_size}, at::kFloat);
+      EncoderEmbedding(checkpoint).embed(ids, hidden_TD);
+      for (int64_t b = 0; b < 2; ++b) {
+        const EncoderBlock block(checkpoint, b);
+        const EncoderFunctions functions = block.functions();
+        hidden_TD = functions.add_output(Stage::attention_output, functions.attention(hidden_TD), hidden_TD);
+        hidden_TD = functions.add_output(Stage::feed_forward_output, functions.activation(hidden_TD), hidden_TD);
+      }
+      const auto size = static_cast<size_t>(hidden_TD.numel());
+      expect_close(std::span(golden.hidden_RD).subspan(row, size), {hidden_TD.data_ptr<float>(), size}, kTolerance);
+      row += size;
     }
-    const auto size = static_cast<size_t>(hidden_TD.numel());
-    expect_close(std::span(golden_.hidden_RD).subspan(row, size), {hidden_TD.data_ptr<float>(), size}, kTolerance);
-    row += size;
   }
 }
 

@@ -30,11 +30,14 @@ INSTANTIATE_TEST_SUITE_P(, EncoderBackends, testing::ValuesIn(backend_names()),
 constexpr double kTolerance = 5e-5;
 
 TEST_P(EncoderBackends, HiddenStatesEqualTransformers) {
-  const EncoderGolden golden = read_encoder_golden();
-  Encoder encoder = Encoder::load(Checkpoint::open(tiny_encoder_path()), *backend_);
-  std::vector<float> hidden_RD(golden.hidden_RD.size());
-  encoder.hidden(golden.ids, hidden_RD.data());
-  expect_close(golden.hidden_RD, hidden_RD, kTolerance);
+  for (const std::string& name : kTinyEncoders) {
+    SCOPED_TRACE(name);
+    const EncoderGolden golden = read_encoder_golden(name);
+    Encoder encoder = Encoder::load(Checkpoint::open(tiny_encoder_path(name)), *backend_);
+    std::vector<float> hidden_RD(golden.hidden_RD.size());
+    encoder.hidden(golden.ids, hidden_RD.data());
+    expect_close(golden.hidden_RD, hidden_RD, kTolerance);
+  }
 }
 
 TEST_P(EncoderBackends, EmbeddingsEqualTransformersAndHaveLengthOne) {
@@ -149,6 +152,29 @@ TEST(EncoderDescription, IsReadFromTheConfig) {
   EXPECT_EQ(all_norms(model).size(), 5u);
 }
 
+TEST(EncoderDescription, HasTheKeysAndTablesOfItsFamily) {
+  const EncoderDescription roberta = Checkpoint::open(tiny_encoder_path("roberta_tiny")).encoder();
+  EXPECT_EQ(roberta.context_length, 64);  // of 66 positions the first two are the padding token's and nobody's
+  EXPECT_EQ(positions_of(roberta, std::vector<int32_t>{7, 1, 7, 1, 7}), (std::vector<int32_t>{2, 1, 3, 1, 4}));
+  const EncoderDescription distilbert = Checkpoint::open(tiny_encoder_path("distilbert_tiny")).encoder();
+  EXPECT_EQ(distilbert.hidden_size, 32);
+  EXPECT_EQ(distilbert.feed_forward_size, 40);
+  EXPECT_EQ(distilbert.head_size, 8);
+  EXPECT_EQ(embedding_tables(distilbert).size(), 2u);
+  EXPECT_TRUE(distilbert.unused_linears.empty());
+  EXPECT_EQ(positions_of(distilbert, std::vector<int32_t>{7, 1}), (std::vector<int32_t>{0, 1}));
+
+  nlohmann::json config = nlohmann::json::parse(file_text(tiny_encoder_path("roberta_tiny") / "config.json"));
+  for (const char* family : {"xlm-roberta", "camembert"}) {
+    config["model_type"] = family;
+    config["architectures"] = {std::string(family) == "camembert" ? "CamembertModel" : "XLMRobertaModel"};
+    EXPECT_EQ(describe_encoder(config.dump(), "config.json").context_length, 64);
+  }
+  config["pad_token_id"] = 65;
+  expect_error<std::invalid_argument>([&] { describe_encoder(config.dump(), "config.json"); },
+                                      {"'pad_token_id'", "64", "65"});
+}
+
 TEST(EncoderDescription, WhatIsNotComputedIsRefusedByName) {
   const std::string config = file_text(tiny_encoder_path() / "config.json");
   const auto refuse = [&](const nlohmann::json& changes, std::initializer_list<std::string> words) {
@@ -166,7 +192,7 @@ TEST(EncoderDescription, WhatIsNotComputedIsRefusedByName) {
   refuse({{"num_hidden_layers", 1.5}}, {"'num_hidden_layers'", "1.5"});
   refuse({{"layer_norm_eps", -1}}, {"'layer_norm_eps'"});
   refuse({{"dtype", "int8"}}, {"'dtype'"});
-  refuse({{"model_type", "roberta"}}, {"'model_type'", "bert"});
+  refuse({{"model_type", "modernbert"}}, {"'model_type'", "bert", "roberta", "distilbert"});
 }
 
 TEST(EncoderCheckpoint, ADecoderAndAnEncoderAreNotTakenForOneAnother) {

@@ -1,4 +1,4 @@
-// The golden encoder of tests/golden/encoders.
+// The golden encoders of tests/golden/encoders.
 #pragma once
 
 #include <filesystem>
@@ -11,8 +11,10 @@
 
 namespace pare {
 
-inline std::filesystem::path tiny_encoder_path() {
-  return std::filesystem::path(kSourceFolder) / "tests/golden/encoders/bert_tiny";
+inline const std::vector<std::string> kTinyEncoders = {"bert_tiny", "roberta_tiny", "distilbert_tiny"};
+
+inline std::filesystem::path tiny_encoder_path(const std::string& name = "bert_tiny") {
+  return std::filesystem::path(kSourceFolder) / "tests/golden/encoders" / name;
 }
 
 struct EncoderGolden {
@@ -21,15 +23,16 @@ struct EncoderGolden {
   std::vector<float> hidden_RD, embeddings_ND;
 };
 
-inline EncoderGolden read_encoder_golden() {
+inline EncoderGolden read_encoder_golden(const std::string& name = "bert_tiny") {
   EncoderGolden golden;
-  const nlohmann::json texts = nlohmann::json::parse(file_text(tiny_encoder_path() / "texts.json"));
+  const std::filesystem::path folder = tiny_encoder_path(name);
+  const nlohmann::json texts = nlohmann::json::parse(file_text(folder / "texts.json"));
   for (const auto& entry : texts) {
     golden.texts.push_back(entry.at("text"));
     golden.ids.push_back(entry.at("ids").get<std::vector<int32_t>>());
   }
-  golden.hidden_RD = read_golden_floats(tiny_encoder_path() / "hidden.npy");
-  golden.embeddings_ND = read_golden_floats(tiny_encoder_path() / "embeddings.npy");
+  golden.hidden_RD = read_golden_floats(folder / "hidden.npy");
+  golden.embeddings_ND = read_golden_floats(folder / "embeddings.npy");
   return golden;
 }
 
