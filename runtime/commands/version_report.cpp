@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/device/make_backend.h"
+#include "runtime/model/families.h"
 #include "runtime/system/isa.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/version.h"
@@ -18,6 +19,9 @@ std::string version_report(std::string_view program, const SourceState& sources,
   if (!libtorch.empty()) report["libtorch"] = libtorch;
   report["cuda"] = has_cuda_kernels();
   report["compiler"] = compiler();
+  report["model_types"] = {{"decoders", decoder_families().all(&DecoderFamily::model_type)},
+                           {"encoders", encoder_families().all(&EncoderFamily::name)},
+                           {"gguf", decoder_families().all(&DecoderFamily::gguf)}};
   return json_text(report);
 }
 

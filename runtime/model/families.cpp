@@ -298,6 +298,15 @@ const Row* FamilyTable<Row>::find(std::string_view Row::*field, std::string_view
 }
 
 template <typename Row>
+std::vector<std::string_view> FamilyTable<Row>::all(std::string_view Row::*field) const {
+  std::vector<std::string_view> values;
+  for (const Row* row : rows_) {
+    if (!(row->*field).empty()) values.push_back(row->*field);
+  }
+  return values;
+}
+
+template <typename Row>
 std::string FamilyTable<Row>::list(std::string_view Row::*field, std::string_view Row::*having) const {
   std::string all;
   for (const Row* row : rows_) {

@@ -30,14 +30,20 @@ TEST_F(VersionReport, NamesWhatAReportOfAFaultNeeds) {
   const nlohmann::json report = run_json("--version");
   std::vector<std::string> keys;
   for (const auto& [key, value] : report.items()) keys.push_back(key);
-  EXPECT_EQ(keys, (std::vector<std::string>{"commit", "compiler", "cuda", "isa", "libtorch", "modified", "program",
-                                            "version"}));
+  EXPECT_EQ(keys, (std::vector<std::string>{"commit", "compiler", "cuda", "isa", "libtorch", "model_types", "modified",
+                                            "program", "version"}));
   EXPECT_EQ(report["program"], "pare-runtime");
   EXPECT_EQ("pare-runtime " + report["version"].get<std::string>() + "\n", run("--version").out);
   EXPECT_TRUE(report["libtorch"].is_null());
   EXPECT_TRUE(report["cuda"].is_boolean());
   EXPECT_TRUE(std::regex_search(report["compiler"].get<std::string>(), std::regex(R"(^(GCC|clang) \d+\.\d+\.\d+)")))
       << report["compiler"];
+  const auto holds = [&](const char* kind, const char* type) {
+    const nlohmann::json& types = report["model_types"][kind];
+    return std::find(types.begin(), types.end(), type) != types.end();
+  };
+  EXPECT_TRUE(holds("decoders", "llama") && holds("decoders", "qwen3_moe") && holds("encoders", "roberta"));
+  EXPECT_TRUE(holds("gguf", "llama") && !holds("gguf", ""));
   const Outcome held = run("--version --json", "env PARE_ISA=avx2");
   EXPECT_EQ(nlohmann::json::parse(held.out)["isa"], "avx2");
 }
