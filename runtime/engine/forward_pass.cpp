@@ -90,11 +90,19 @@ int64_t ForwardPass::rows_at_a_time(int64_t num_tokens) const {
 void ForwardPass::need_positions(int64_t num_positions) {
   for (size_t i = 0; i < weights.ropes.size(); ++i) {
     const RopeDescription& rope = weights.ropes[i];
+    const auto need = [&](PackedRope& table, int64_t num, bool is_long) {
+      if (table.num_positions >= num) return;
+      table = backend.pack_rope(make_rope_table(rope, description.head_size, num, is_long));
+    };
     const bool is_long = rope.is_long(num_positions);
-    PackedRope& table = (is_long ? long_rope_tables_ : rope_tables_)[i];
-    if (table.num_positions >= num_positions) continue;
-    table = backend.pack_rope(make_rope_table(rope, description.head_size, num_positions, is_long));
+    need(rope_tables_[i], is_long ? rope.short_tokens : num_positions, false);
+    if (is_long) need(long_rope_tables_[i], num_positions, true);
   }
+}
+
+bool ForwardPass::longest_decides() const {
+  return std::any_of(weights.ropes.begin(), weights.ropes.end(),
+                     [](const RopeDescription& rope) { return !rope.long_inverse_frequencies.empty(); });
 }
 
 const PackedRope& ForwardPass::rope_table(const BlockWeights& block, int64_t max_tokens) const {

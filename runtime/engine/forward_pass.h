@@ -85,6 +85,9 @@ class ForwardPass {
   int64_t rows_at_a_time(int64_t num_tokens) const;
   // Makes the tables of rotations for that many positions, which run_blocks reads.
   void need_positions(int64_t num_positions);
+  // True if the longest sequence (Batch::max_tokens) decides how tokens are rotated. Then it must be the same for all
+  // batches of sequences that belong together.
+  bool longest_decides() const;
 
   // Copies a batch into work.batch. The batch has at most work.max_rows rows and work.max_sequences sequences. If
   // formats look at whole sequences, no sequence is longer than the rows_at_a_time that `work` was made for.

@@ -92,7 +92,11 @@ int64_t forward_work_bytes(const ModelDescription& model, const DeviceWorkload& 
     const auto is_same = [&](const RopeDescription* rope) { return *rope == block.rope; };
     if (std::none_of(ropes.begin(), ropes.end(), is_same)) ropes.push_back(&block.rope);
   }
-  const int64_t rope_floats = static_cast<int64_t>(ropes.size()) * workload.num_tokens * model.head_size;
+  int64_t rope_floats = 0;
+  for (const RopeDescription* rope : ropes) {
+    const int64_t num_short = rope->is_long(workload.num_tokens) ? rope->short_tokens : 0;
+    rope_floats += (workload.num_tokens + num_short) * model.head_size;
+  }
   // Only the end of one sequence and the beginning of another can be few rows of many tokens.
   const int64_t stretch_rows = std::min(chunk_rows, 2 * kFewRows);
   const int64_t attention_floats =

@@ -209,7 +209,7 @@ void Transformer::prefill_sequences(std::span<const int32_t> ids_R, std::span<co
       batch_longest = std::max(batch_longest, length);
     }
     const std::span batch_ids = ids_R.subspan(static_cast<size_t>(first_row), static_cast<size_t>(batch.num_rows));
-    state.pass.stage(*state.arena, {batch_ids, sequences, batch_longest});
+    state.pass.stage(*state.arena, {batch_ids, sequences, state.pass.longest_decides() ? longest : batch_longest});
     state.pass.run_blocks(*state.arena, caches, [&](double share) {
       const double rows = static_cast<double>(first_row) + share * static_cast<double>(batch.num_rows);
       if (progress) progress(rows / static_cast<double>(num_rows));

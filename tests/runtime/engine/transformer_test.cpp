@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 #include <random>
 #include <span>
 
@@ -168,6 +169,29 @@ TEST(Transformer, ThreadsDoNotChangeABit) {
     EXPECT_EQ(logits[0], logits[1]) << test.family << " " << test.backend;
     EXPECT_EQ(logits[0], logits[2]) << test.family << " " << test.backend;
   }
+}
+
+// The longest sequence has more than 32 tokens, so all have the long factors, also those that lie in another batch. A
+// short sequence by itself has the short factors.
+TEST(Transformer, TheLongestSequenceDecidesAboutLongrope) {
+  const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 2);
+  Transformer model = Transformer::load(Checkpoint::open(family_path("phi3_longrope_partial")), *backend);
+  const int64_t vocabulary_size = model.description().vocabulary_size, width = model.description().hidden_size;
+  const std::vector<int32_t> tail = random_ids(20, vocabulary_size, 2);
+  const auto logits_of_tail = [&](const std::vector<int64_t>& before) {
+    const int64_t num_before = std::accumulate(before.begin(), before.end(), int64_t{0});
+    std::vector<int32_t> ids = random_ids(num_before, vocabulary_size, 1);
+    ids.insert(ids.end(), tail.begin(), tail.end());
+    std::vector<int64_t> lengths = before;
+    lengths.push_back(20);
+    const Buffer<float> hidden = backend->allocate(static_cast<int64_t>(ids.size()) * width);
+    model.prefill_sequences(ids, lengths, hidden.get());
+    return logits_of(model, hidden.get() + num_before * width, 20);
+  };
+  const std::vector<float> with_long = logits_of_tail({40});
+  const std::vector<float> in_another_batch = logits_of_tail(std::vector<int64_t>(110, 40));  // above 4096 rows
+  EXPECT_LE(relative_difference(in_another_batch, with_long), kRegroupTolerance);
+  EXPECT_GT(relative_difference(logits_of_tail({}), with_long), 1e-2);
 }
 
 TEST(Transformer, GoldenFamiliesAreThere) {

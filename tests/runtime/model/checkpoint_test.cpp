@@ -53,13 +53,16 @@ TEST_F(CheckpointTest, OpensEveryFamilyAndReadsEveryWeight) {
     if (!model.tied_head) read(checkpoint.head());
     read_norm(model.final_norm);
     for (const BlockDescription& block : model.blocks) {
-      for (const LinearDescription& linear : {block.q, block.k, block.v, block.o}) read(linear);
+      for (const LinearDescription& linear : block.attention_readers()) read(linear);
+      read(block.o);
       if (block.router) read(*block.router);
       for (const FeedForwardDescription& expert : block.experts) {
-        for (const LinearDescription& linear : {expert.gate, expert.up, expert.down}) read(linear);
+        for (const LinearDescription& linear : expert.readers()) read(linear);
+        read(expert.down);
       }
-      read_norm(block.attention_norm);
-      read_norm(block.feed_forward_norm);
+      for (const NormDescription& norm : {block.attention_norm, block.feed_forward_norm}) {
+        if (norm.exists()) read_norm(norm);
+      }
       for (const auto& norm : {block.q_norm, block.k_norm, block.post_attention_norm, block.post_feed_forward_norm}) {
         if (norm) read_norm(*norm);
       }
