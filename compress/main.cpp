@@ -205,6 +205,10 @@ pare::runtime::OptionSpec count_option(const std::string& name, const std::strin
 pare::runtime::Command record_command() {
   const pare::compress::RecordOptions defaults;
   const auto by_default = [](double value) { return " (default: " + pare::runtime::format_number(value, 0) + ")"; };
+  const auto of_model = [](double value) {
+    return " (default: that of the model's generation_config.json if it has do_sample, otherwise " +
+           pare::runtime::format_number(value, 0) + ")";
+  };
   std::string temperatures;
   for (const double value : defaults.temperatures) {
     temperatures += (temperatures.empty() ? "" : ",") + pare::runtime::format_number(value, 0);
@@ -230,13 +234,13 @@ pare::runtime::Command record_command() {
        .kind = pare::runtime::OptionKind::number,
        .value_name = "X",
        .help = "divide the logits by X before drawing; 0 always takes the most probable token" +
-               by_default(defaults.sampling_temperature),
+               of_model(pare::compress::RecordOptions::kSamplingTemperature),
        .minimum = 0.0},
       {.name = "top-p",
        .kind = pare::runtime::OptionKind::number,
        .value_name = "X",
-       .help =
-           "draw from the fewest tokens whose probabilities sum to at least X, in (0, 1]" + by_default(defaults.top_p),
+       .help = "draw from the fewest tokens whose probabilities sum to at least X, in (0, 1]" +
+               of_model(pare::compress::RecordOptions::kTopP),
        .minimum = 0.0,
        .above_minimum = true,
        .maximum = 1.0},

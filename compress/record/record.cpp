@@ -141,8 +141,30 @@ Material read_windows(const RecordOptions& options, const runtime::Tokenizer& to
   return material;
 }
 
-Material read_prompts(const RecordOptions& options, const runtime::Tokenizer& tokenizer,
-                      const runtime::ModelDescription& model) {
+// Returns how continuations are drawn, but for the seed. Adds to `events` what the model's generation_config.json says.
+runtime::SamplingOptions sampling_options(const RecordOptions& options, const runtime::GenerationConfig& config,
+                                          std::vector<std::string>& events) {
+  runtime::SamplingOptions sampling = {
+      .temperature = options.sampling_temperature.value_or(config.samples ? config.temperature
+                                                                          : RecordOptions::kSamplingTemperature),
+      .top_k = config.samples ? config.top_k : 0,
+      .top_p = options.top_p.value_or(config.samples ? config.top_p : RecordOptions::kTopP)};
+  if (sampling.temperature == 0.0) sampling.top_k = 0;
+  std::vector<std::string> values;
+  if (config.samples && sampling.temperature > 0.0) {
+    const auto add = [&](const char* name, const Json& value) {
+      values.push_back(std::string(name) + " " + runtime::json_text(value));
+    };
+    if (!options.sampling_temperature) add("temperature", config.temperature);
+    add("top-k", config.top_k);
+    if (!options.top_p) add("top-p", config.top_p);
+  }
+  for (std::string& note : runtime::generation_notes(config, values)) events.push_back(std::move(note));
+  return sampling;
+}
+
+Material read_prompts(const RecordOptions& options, const runtime::SamplingOptions& sampling,
+                      const runtime::Tokenizer& tokenizer, const runtime::ModelDescription& model) {
   Material material;
   material.num_samples = options.num_samples;
   material.max_new_tokens = options.max_new_tokens;
@@ -167,9 +189,10 @@ Material read_prompts(const RecordOptions& options, const runtime::Tokenizer& to
   material.source = Json{{"kind", "continuations"},
                          {"samples", options.num_samples},
                          {"max_new_tokens", options.max_new_tokens},
-                         {"temperature", options.sampling_temperature},
-                         {"top_p", options.top_p},
+                         {"temperature", sampling.temperature},
+                         {"top_p", sampling.top_p},
                          {"seed", options.seed}};
+  if (sampling.top_k > 0) material.source["top_k"] = sampling.top_k;
   if (material.num_left_out > 0) material.source["prompts_left_out"] = material.num_left_out;
   return material;
 }
@@ -237,9 +260,11 @@ void check_options(const RecordOptions& options) {
 // One run's recording of a store.
 class Recording {
  public:
-  Recording(const RecordOptions& options, const runtime::Checkpoint& checkpoint, const runtime::InputFiles& files,
-            const Material& material, int64_t num_lanes, const LogitOrigin& origin)
+  Recording(const RecordOptions& options, const runtime::SamplingOptions& sampling,
+            const runtime::Checkpoint& checkpoint, const runtime::InputFiles& files, const Material& material,
+            int64_t num_lanes, const LogitOrigin& origin)
       : options_(options),
+        sampling_(sampling),
         checkpoint_(checkpoint),
         files_(files),
         material_(material),
@@ -282,9 +307,9 @@ class Recording {
       }
       requests.push_back({.prompt = start,
                           .options = {.max_tokens = material_.max_new_tokens,
-                                      .sampling = {.temperature = options_.sampling_temperature,
-                                                   .top_k = 0,
-                                                   .top_p = options_.top_p,
+                                      .sampling = {.temperature = sampling_.temperature,
+                                                   .top_k = sampling_.top_k,
+                                                   .top_p = sampling_.top_p,
                                                    .seed = sequence_seed(options_.seed, sequence)},
                                       .vocabulary_size = origin_.num_vocabulary}});
     }
@@ -292,6 +317,7 @@ class Recording {
   }
 
   const RecordOptions& options_;
+  const runtime::SamplingOptions& sampling_;
   const runtime::Checkpoint& checkpoint_;
   const runtime::InputFiles& files_;
   const Material& material_;
@@ -357,8 +383,10 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   std::vector<std::string> events;
   runtime::check_windows_tokenizers({options.text}, checkpoint.directory(), events);
   const runtime::Tokenizer tokenizer = runtime::Tokenizer::open(checkpoint.directory());
-  Material material =
-      options.text.empty() ? read_prompts(options, tokenizer, model) : read_windows(options, tokenizer, checkpoint);
+  runtime::SamplingOptions sampling;
+  if (options.text.empty()) sampling = sampling_options(options, checkpoint.generation(), events);
+  Material material = options.text.empty() ? read_prompts(options, sampling, tokenizer, model)
+                                           : read_windows(options, tokenizer, checkpoint);
   const int64_t num_vocabulary = count_tokens(tokenizer, model);
   if (options.num_kept < 1 || options.num_kept > num_vocabulary) {
     throw std::invalid_argument("--top-k " + std::to_string(options.num_kept) + ": expected 1 to the vocabulary's " +
@@ -419,7 +447,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
     std::optional<runtime::Transformer> teacher;
     if (num_resumed < num_shards) teacher = runtime::Transformer::load(checkpoint, *backend);
     const runtime::LargePiecesStay stay;
-    Recording recording(options, checkpoint, files, material, num_lanes, origin);
+    Recording recording(options, sampling, checkpoint, files, material, num_lanes, origin);
     const int64_t num_recorded =
         std::accumulate(shard_sequences.begin(), shard_sequences.begin() + num_resumed, int64_t{0});
     progress.begin("record", material.num_sequences(), "sequences", num_recorded);

@@ -25,8 +25,11 @@ struct RecordOptions {
 
   int64_t num_samples = 1;  // continuations of each prompt
   int64_t max_new_tokens = 256;
-  double sampling_temperature = 1.0;  // 0: always the most probable token
-  double top_p = 1.0;
+  // How continuations are drawn. Empty: as generation_config.json says where it has do_sample, or else the constants
+  // below. Its top_k counts as well.
+  std::optional<double> sampling_temperature;  // 0: always the most probable token
+  std::optional<double> top_p;
+  static constexpr double kSamplingTemperature = 1.0, kTopP = 1.0;
 
   uint64_t seed = 0;
   int64_t num_kept = 50;                          // K

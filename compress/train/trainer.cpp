@@ -209,7 +209,7 @@ class Training {
                               static_cast<uint64_t>(number) * 0x100000001B3ull + first;
         samples.push_back(sample_continuations(
             batch.ids_BT.narrow(1, 0, options_.prompt_tokens), options_.sampled_tokens, options_.minillm.teacher_share,
-            student_.description().eos_tokens, seed, data_.num_ids, student, teacher));
+            student_.description().stop_tokens, seed, data_.num_ids, student, teacher));
         num_labels += samples.back().mask_BT.sum().item<int64_t>();
       }
     }

@@ -27,6 +27,7 @@
 #include "runtime/model/mistaken_path.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/partial_output.h"
 #include "runtime/system/private_files.h"
@@ -90,16 +91,36 @@ class ContinuedText {
   std::string continuation_;
 };
 
+// Returns the options of the command line and, where one is not given, what generation_config.json says. Prints what
+// comes from there.
+SamplingOptions sampling_options(const Arguments& arguments, const GenerationConfig& config, Console& console) {
+  SamplingOptions sampling = {.seed = static_cast<uint64_t>(arguments.integer("seed"))};
+  std::vector<std::string> values;
+  const auto choose = [&](const char* option, auto& value, const auto& of_file, const auto& typed) {
+    if (arguments.given(option)) {
+      value = typed(option);
+    } else if (config.samples) {
+      value = of_file;
+      values.push_back(std::string(option) + " " + json_text(nlohmann::json(of_file)));
+    }
+  };
+  const auto number = [&](const char* option) { return arguments.number(option); };
+  choose("temperature", sampling.temperature, config.temperature, number);
+  choose("top-k", sampling.top_k, config.top_k, [&](const char* option) { return arguments.integer(option); });
+  choose("top-p", sampling.top_p, config.top_p, number);
+  if (sampling.temperature == 0.0) values.clear();
+  for (const std::string& note : generation_notes(config, values)) console.progress().print(note);
+  return sampling;
+}
+
 void run_generate(const Arguments& arguments, Console& console) {
   MemorySampler memory;
-  const SamplingOptions sampling = {.temperature = arguments.number("temperature"),
-                                    .top_k = arguments.integer("top-k"),
-                                    .top_p = arguments.number("top-p"),
-                                    .seed = static_cast<uint64_t>(arguments.integer("seed"))};
   const ModelLoader loader(arguments);
   NamedModel named(arguments.positional(0), arguments.flag("verify"), "", console);
   const Checkpoint& checkpoint = named.described();
   require_listed_files(named.directory());
+  const SamplingOptions sampling = sampling_options(arguments, checkpoint.generation(), console);
+  const Sampler possible(sampling);  // throws for options that it cannot draw with
   const Tokenizer tokenizer = Tokenizer::open(checkpoint.directory());
   const std::string& prompt = arguments.text("prompt");
   const bool is_chat = arguments.flag("chat");
@@ -135,6 +156,9 @@ void run_generate(const Arguments& arguments, Console& console) {
   console.set_result(dump({{"prompt", prompt},
                            {"text", stream.continuation()},
                            {"ids", generation.ids},
+                           {"temperature", sampling.temperature},
+                           {"top_k", sampling.top_k},
+                           {"top_p", sampling.top_p},
                            {"stopped_by", generation.reached_end ? "end" : "max-tokens"},
                            {"prompt_tokens", generation.prompt_tokens},
                            {"tokens", generation.ids.size()},
@@ -262,12 +286,16 @@ void run_bench(const Arguments& arguments, Console& console) {
 Command generate_command() {
   const GenerationOptions defaults;
   const SamplingOptions& sampling = defaults.sampling;
+  const auto by_default = [](const std::string& value) {
+    return " (default: that of a generation_config.json with do_sample, otherwise " + value + ")";
+  };
   OptionSpec prompt = required_text("prompt", "TEXT", "the text to continue");
   prompt.is_path = false;
   prompt.may_be_empty = true;  // a model with a beginning token of its own can start from that
   return {
       .name = "generate",
-      .summary = "Print a prompt and the model's continuation of it, which is greedy unless options say otherwise.",
+      .summary =
+          "Print a prompt and the model's continuation, greedy unless options or generation_config.json say otherwise.",
       .positionals = {kModel},
       .options = joined(
           {prompt,
@@ -276,11 +304,15 @@ Command generate_command() {
                 "the text is a user's turn: write it as the model's chat template does, and print the answer alone"},
            words("system", "TEXT", "the system's message, before the user's turn of --chat"),
            count("max-tokens", std::to_string(defaults.max_tokens), "stop after N new tokens", 1),
-           number("temperature", format_number(sampling.temperature, 0),
-                  "divide the logits by X before drawing; 0 always takes the most probable token"),
-           count("top-k", std::to_string(sampling.top_k), "draw from the N most probable tokens; 0 draws from all", 0),
-           share("top-p", format_number(sampling.top_p, 0),
-                 "draw from the fewest tokens whose probabilities sum to at least X, in (0, 1]"),
+           number("temperature", "",
+                  "divide the logits by X before drawing; 0 always takes the most probable token" +
+                      by_default(format_number(sampling.temperature, 0))),
+           count("top-k", "",
+                 "draw from the N most probable tokens; 0 draws from all" + by_default(std::to_string(sampling.top_k)),
+                 0),
+           share("top-p", "",
+                 "draw from the fewest tokens whose probabilities sum to at least X, in (0, 1]" +
+                     by_default(format_number(sampling.top_p, 0))),
            count("seed", std::to_string(sampling.seed), "seed of the draws; the same seed gives the same text", 0),
            {.name = "verify",
             .help = "first check that the files match pare.json (eval does so unless it has --no-verify)"},

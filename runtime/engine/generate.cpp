@@ -192,7 +192,7 @@ Continuation::Continuation(const ModelDescription& model, int64_t prompt_tokens,
       num_drawn_from_(static_cast<size_t>(options.vocabulary_size > 0
                                               ? std::min(options.vocabulary_size, model.vocabulary_size)
                                               : model.vocabulary_size)),
-      ends_(model.eos_tokens) {
+      ends_(model.stop_tokens) {
   generation.prompt_tokens = prompt_tokens;
   ends_.insert(ends_.end(), options.end_tokens.begin(), options.end_tokens.end());
 }

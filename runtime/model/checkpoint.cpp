@@ -40,6 +40,7 @@ struct Checkpoint::State {
   ModelDescription description;  // for an encoder, only what the messages and the lookup below need
   std::optional<EncoderDescription> encoder;
   std::optional<Quantization> quantization;
+  GenerationConfig generation;
   InputFiles inputs;  // all that was read
   std::vector<fs::path> paths;
   std::vector<SafetensorsFile> files;  // in the order of paths; never resized once `tensors` points into it
@@ -312,6 +313,10 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
   // An unknown architecture or container is refused before the weights are looked for: that is the better message.
   state.describe(DType::F32);
   state.quantization = read_quantization_config(state.config_json, config_path);
+  if (!state.encoder) {
+    state.inputs.add(directory / kGenerationConfigName);
+    state.generation = read_generation_config(directory);
+  }
   if (!is_there(directory / kSingleFileName)) state.inputs.add(directory / kIndexName);
   state.open_files(find_weight_files(directory));
   state.split_fused_experts();
@@ -319,6 +324,7 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
   const std::string& norm_name = state.encoder ? state.encoder->embedding_norm.name : state.description.final_norm.name;
   const TensorView* norm = state.find(norm_name + ".weight");
   if (norm != nullptr && is_float_dtype(norm->dtype)) state.describe(norm->dtype);
+  if (!state.generation.eos_tokens.empty()) state.description.stop_tokens = state.generation.eos_tokens;
   if (state.encoder) {
     state.check_encoder();
   } else {
@@ -339,6 +345,9 @@ const ModelDescription& Checkpoint::description() const {
                                 "), which does not predict a next token: expected a decoder");
   }
   return state_->description;
+}
+const GenerationConfig& Checkpoint::generation() const {
+  return state_->generation;
 }
 const EncoderDescription& Checkpoint::encoder() const {
   if (!is_encoder()) {

@@ -12,6 +12,7 @@
 #include "runtime/format/linear_weights.h"
 #include "runtime/format/stored_scheme.h"
 #include "runtime/model/encoder_description.h"
+#include "runtime/model/generation_config.h"
 #include "runtime/model/layer_norm.h"
 #include "runtime/model/model_description.h"
 
@@ -33,6 +34,7 @@ class Checkpoint {
   // A checkpoint holds a decoder or an encoder. Asking for the other one's description throws std::invalid_argument.
   bool is_encoder() const;
   const ModelDescription& description() const;
+  const GenerationConfig& generation() const;  // of a decoder; an encoder's has nothing
   const EncoderDescription& encoder() const;
   const std::string& config_json() const;  // the file's text, with the model's own names (own_config.h)
   // True if config.json has a quantization_config, of one of container_formats().

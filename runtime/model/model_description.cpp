@@ -152,6 +152,7 @@ void read_token_ids(const ConfigSection& config, ModelDescription& model) {
   if (eos == nullptr) return;
   if (!eos->is_array()) {
     model.eos_tokens = {static_cast<int32_t>(config.integer("eos_token_id", 0, kMaxTokens))};
+    model.stop_tokens = model.eos_tokens;
     return;
   }
   for (const Json& id : *eos) {
@@ -159,6 +160,7 @@ void read_token_ids(const ConfigSection& config, ModelDescription& model) {
     if (!is_id || eos->size() > kMaxEosTokens) config.fail("eos_token_id", "a token id or a short list of them");
     model.eos_tokens.push_back(id.get<int32_t>());
   }
+  model.stop_tokens = model.eos_tokens;
 }
 
 void refuse_what_is_not_implemented(const ConfigSection& config, const DecoderFamily& family) {

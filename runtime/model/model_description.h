@@ -108,7 +108,8 @@ struct ModelDescription {
   float logit_softcap = 0.0f;
   DType dtype = DType::BF16;  // dtype / torch_dtype of config.json
   std::optional<int32_t> bos_token;
-  std::vector<int32_t> eos_tokens;
+  std::vector<int32_t> eos_tokens;   // eos_token_id of config.json
+  std::vector<int32_t> stop_tokens;  // end a generated text: generation_config.json's, or else eos_tokens
   // Returns whether a block is a mixture of experts.
   bool has_mixture() const;
 };

@@ -1,0 +1,113 @@
+#include "runtime/model/generation_config.h"
+
+#include <array>
+#include <nlohmann/json.hpp>
+
+#include "runtime/model/config_section.h"
+#include "runtime/system/atomic_file.h"
+#include "runtime/system/input_files.h"
+
+namespace pare::runtime {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kMostTokenId = (int64_t{1} << 31) - 1;
+constexpr size_t kMostEndTokens = 1024;
+
+// An option of transformers that pare has not, with the value that asks for nothing.
+struct OtherOption {
+  const char* key;
+  double nothing;
+  bool draws;  // counts only where tokens are drawn
+};
+constexpr std::array kOtherOptions = {OtherOption{"repetition_penalty", 1.0, false},
+                                      OtherOption{"encoder_repetition_penalty", 1.0, false},
+                                      OtherOption{"no_repeat_ngram_size", 0.0, false},
+                                      OtherOption{"min_length", 0.0, false},
+                                      OtherOption{"min_new_tokens", 0.0, false},
+                                      OtherOption{"num_beams", 1.0, false},
+                                      OtherOption{"penalty_alpha", 0.0, false},
+                                      OtherOption{"guidance_scale", 1.0, false},
+                                      OtherOption{"bad_words_ids", 0.0, false},
+                                      OtherOption{"suppress_tokens", 0.0, false},
+                                      OtherOption{"begin_suppress_tokens", 0.0, false},
+                                      OtherOption{"sequence_bias", 0.0, false},
+                                      OtherOption{"forced_bos_token_id", -1.0, false},
+                                      OtherOption{"forced_eos_token_id", -1.0, false},
+                                      OtherOption{"exponential_decay_length_penalty", 0.0, false},
+                                      OtherOption{"stop_strings", 0.0, false},
+                                      OtherOption{"min_p", 0.0, true},
+                                      OtherOption{"top_h", 0.0, true},
+                                      OtherOption{"typical_p", 1.0, true},
+                                      OtherOption{"epsilon_cutoff", 0.0, true},
+                                      OtherOption{"eta_cutoff", 0.0, true}};
+
+std::vector<int32_t> end_tokens(const ConfigSection& file) {
+  const Json* eos = file.find("eos_token_id");
+  if (eos == nullptr) return {};
+  const auto is_id = [](const Json& id) {
+    return id.is_number_unsigned() && id.get<uint64_t>() <= static_cast<uint64_t>(kMostTokenId);
+  };
+  if (is_id(*eos)) return {eos->get<int32_t>()};
+  if (!eos->is_array() || eos->size() > kMostEndTokens) {
+    file.fail("eos_token_id", "a token id or a short list of them");
+  }
+  std::vector<int32_t> tokens;
+  for (const Json& id : *eos) {
+    if (!is_id(id)) file.fail("eos_token_id", "a token id or a short list of them");
+    tokens.push_back(id.get<int32_t>());
+  }
+  return tokens;
+}
+
+bool asks_for_something(const Json& value, const OtherOption& option) {
+  if (value.is_number()) return value.get<double>() != option.nothing;
+  if (value.is_boolean()) return value.get<bool>();
+  return !value.empty();
+}
+
+}  // namespace
+
+GenerationConfig read_generation_config(const std::filesystem::path& directory) {
+  GenerationConfig config;
+  const std::filesystem::path path = directory / kGenerationConfigName;
+  if (!is_there(path)) return config;
+  const Json json = parse_config(read_text_file(path), path.string());
+  const ConfigSection file(json, path.string());
+  config.eos_tokens = end_tokens(file);
+  // transformers checks these values whether tokens are drawn or not.
+  constexpr double kMostTemperature = 1e6;
+  const Json* temperature = file.find("temperature");
+  const bool is_greedy = temperature != nullptr && temperature->is_number() && temperature->get<double>() == 0.0;
+  if (!is_greedy) config.temperature = file.number_or("temperature", config.temperature, 0.0, kMostTemperature);
+  config.top_k = file.integer_or("top_k", config.top_k, 0, kMaxVocabulary);
+  config.top_p = file.number_or("top_p", config.top_p, 0.0, 1.0);
+  config.samples = file.boolean_or("do_sample", false) && !is_greedy;
+  for (const OtherOption& option : kOtherOptions) {
+    const Json* value = file.find(option.key);
+    if (value == nullptr || (option.draws && !config.samples) || !asks_for_something(*value, option)) continue;
+    config.not_applied.push_back(option.key + (value->is_number() ? " " + value_text(*value) : std::string()));
+  }
+  return config;
+}
+
+std::vector<std::string> generation_notes(const GenerationConfig& config, const std::vector<std::string>& values) {
+  const auto list = [](const std::vector<std::string>& items) {
+    std::string text;
+    for (const std::string& item : items) text += (text.empty() ? "" : ", ") + item;
+    return text;
+  };
+  const std::string name = kGenerationConfigName;
+  std::vector<std::string> notes;
+  if (!values.empty()) {
+    notes.push_back("tokens are drawn as " + name + " says: " + list(values) +
+                    " (--temperature 0 takes the most probable ones)");
+  }
+  if (!config.not_applied.empty()) {
+    notes.push_back(name + " asks for what pare does not apply: " + list(config.not_applied));
+  }
+  return notes;
+}
+
+}  // namespace pare::runtime

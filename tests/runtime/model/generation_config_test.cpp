@@ -1,0 +1,99 @@
+// generation_config.json: what is read of it, what is refused, and that its end tokens replace config.json's.
+#include "runtime/model/generation_config.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/model/checkpoint.h"
+#include "runtime/system/atomic_file.h"
+#include "tests/expect_error.h"
+#include "tests/places.h"
+#include "tests/temporary_folder.h"
+
+namespace pare {
+using namespace runtime;
+namespace {
+
+GenerationConfig read(const std::string& text) {
+  const TemporaryFolder folder;
+  write_file_atomically(folder.path() / kGenerationConfigName, text);
+  return read_generation_config(folder.path());
+}
+
+TEST(GenerationConfig, AFolderWithoutTheFileDrawsNothing) {
+  const TemporaryFolder folder;
+  const GenerationConfig config = read_generation_config(folder.path());
+  EXPECT_FALSE(config.samples);
+  EXPECT_TRUE(config.eos_tokens.empty());
+  EXPECT_TRUE(config.not_applied.empty());
+}
+
+TEST(GenerationConfig, EndTokensAreOneOrAList) {
+  EXPECT_EQ(read(R"({"eos_token_id": 7})").eos_tokens, (std::vector<int32_t>{7}));
+  EXPECT_EQ(read(R"({"eos_token_id": [7, 9]})").eos_tokens, (std::vector<int32_t>{7, 9}));
+  EXPECT_TRUE(read(R"({"eos_token_id": null})").eos_tokens.empty());
+}
+
+// The defaults are transformers': GenerationConfig._get_default_generation_params.
+TEST(GenerationConfig, DrawsAsTheFileSaysOnlyWithDoSample) {
+  EXPECT_FALSE(read(R"({"temperature": 0.6, "top_k": 20})").samples);
+  EXPECT_FALSE(read(R"({"do_sample": false, "temperature": 0.6})").samples);
+  EXPECT_FALSE(read(R"({"do_sample": true, "temperature": 0.0})").samples);
+  const GenerationConfig all = read(R"({"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95})");
+  EXPECT_TRUE(all.samples);
+  EXPECT_EQ(all.temperature, 0.6);
+  EXPECT_EQ(all.top_k, 20);
+  EXPECT_EQ(all.top_p, 0.95);
+  const GenerationConfig none = read(R"({"do_sample": true})");
+  EXPECT_EQ(none.temperature, 1.0);
+  EXPECT_EQ(none.top_k, 50);
+  EXPECT_EQ(none.top_p, 1.0);
+}
+
+TEST(GenerationConfig, WhatIsNotAppliedIsNamed) {
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(read(R"({"repetition_penalty": 1.1, "num_beams": 4})").not_applied,
+            (Names{"repetition_penalty 1.1", "num_beams 4"}));
+  EXPECT_EQ(read(R"({"repetition_penalty": 1.0, "min_length": 0, "suppress_tokens": []})").not_applied, Names());
+  EXPECT_EQ(read(R"({"suppress_tokens": [1], "stop_strings": ["a"]})").not_applied,
+            (Names{"suppress_tokens", "stop_strings"}));
+  EXPECT_EQ(read(R"({"min_p": 0.1})").not_applied, Names());  // nothing is drawn
+  EXPECT_EQ(read(R"({"do_sample": true, "min_p": 0.1})").not_applied, (Names{"min_p 0.1"}));
+  const auto notes = generation_notes(read(R"({"num_beams": 2})"), {"top-k 5"});
+  ASSERT_EQ(notes.size(), 2u);
+  EXPECT_NE(notes[0].find("generation_config.json says: top-k 5"), std::string::npos);
+  EXPECT_NE(notes[1].find("does not apply: num_beams 2"), std::string::npos);
+}
+
+TEST(GenerationConfig, DamagedFilesAreRefusedWithTheKey) {
+  const auto refused = [](const char* text, std::initializer_list<std::string> parts) {
+    expect_error<std::invalid_argument>([&] { read(text); }, parts);
+  };
+  refused("[]", {"generation_config.json", "object"});
+  refused(R"({"eos_token_id": -1})", {"generation_config.json", "eos_token_id", "a token id", "-1"});
+  refused(R"({"eos_token_id": [1, "2"]})", {"eos_token_id"});
+  refused(R"({"temperature": "hot"})", {"temperature"});
+  refused(R"({"temperature": -1})", {"temperature"});
+  refused(R"({"top_k": 1.5})", {"top_k"});
+  refused(R"({"top_p": 1.5})", {"top_p"});
+  refused(R"({"do_sample": "yes"})", {"do_sample"});
+}
+
+TEST(GenerationConfig, ItsEndTokensReplaceThoseOfTheConfig) {
+  const TemporaryFolder folder;
+  const auto stories = std::filesystem::path(kSourceFolder) / "calibration_data/stories260k";
+  std::filesystem::copy(stories, folder.path() / "m");
+  EXPECT_EQ(Checkpoint::open(folder.path() / "m").description().stop_tokens, (std::vector<int32_t>{2}));
+  write_file_atomically(folder.path() / "m" / kGenerationConfigName, R"({"eos_token_id": [5, 7]})");
+  const Checkpoint checkpoint = Checkpoint::open(folder.path() / "m");
+  EXPECT_EQ(checkpoint.description().stop_tokens, (std::vector<int32_t>{5, 7}));
+  EXPECT_EQ(checkpoint.description().eos_tokens, (std::vector<int32_t>{2}));
+  write_file_atomically(folder.path() / "m" / kGenerationConfigName, R"({"do_sample": true})");
+  EXPECT_EQ(Checkpoint::open(folder.path() / "m").description().stop_tokens, (std::vector<int32_t>{2}));
+  write_file_atomically(folder.path() / "m" / kGenerationConfigName, "{");
+  expect_error<std::runtime_error>([&] { Checkpoint::open(folder.path() / "m"); }, {"generation_config.json"});
+}
+
+}  // namespace
+}  // namespace pare
