@@ -1,6 +1,7 @@
 #include "runtime/tokenizer/gguf_vocabulary.h"
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <span>
@@ -27,7 +28,9 @@ struct PreTokenizerKind {
   bool single_digits = false;  // Digits(individual_digits) first
   bool nfc = false;
   bool ignore_merges = false;
-  bool adds_bos = false;  // used if the file does not say
+  bool adds_bos = false;                       // used if the file does not say
+  std::array<std::string_view, 4> first = {};  // Splits, Isolated, before the pattern's; empty ones are left out
+  bool falcon = false;                         // Falcon's sequence, which splits once more after ByteLevel
 };
 
 constexpr std::string_view kLlama3Pattern =
@@ -40,6 +43,10 @@ constexpr std::string_view kTekkenPattern =
     R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*)"
     R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
+constexpr std::string_view kDeepseek3Pattern =
+    R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+)"
+    R"(| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
 const std::vector<std::pair<std::string_view, PreTokenizerKind>>& known_pre_tokenizers() {
   constexpr PreTokenizerKind kGpt2 = {};
   constexpr PreTokenizerKind kNeox = {"", false, true};
@@ -47,12 +54,43 @@ const std::vector<std::pair<std::string_view, PreTokenizerKind>>& known_pre_toke
   constexpr PreTokenizerKind kLlama3 = {kLlama3Pattern, false, false, true, true};
   constexpr PreTokenizerKind kQwen2 = {kQwen2Pattern, false, true};
   constexpr PreTokenizerKind kTekken = {kTekkenPattern, false, false, true, true};
-  static const std::vector<std::pair<std::string_view, PreTokenizerKind>> kKnown = {
-      {"default", kGpt2},     {"gpt-2", kGpt2},      {"jais", kGpt2},        {"phi-2", kGpt2},
-      {"mpt", kNeox},         {"olmo", kNeox},       {"gpt-neox", kNeox},    {"smollm", kDigits},
-      {"starcoder", kDigits}, {"refact", kDigits},   {"command-r", kDigits}, {"llama-bpe", kLlama3},
-      {"llama3", kLlama3},    {"llama-v3", kLlama3}, {"qwen2", kQwen2},      {"deepseek-r1-qwen", kQwen2},
-      {"tekken", kTekken}};
+  constexpr PreTokenizerKind kDbrx = {kLlama3Pattern};
+  constexpr PreTokenizerKind kDeepseek3 = {
+      kDeepseek3Pattern, false, false, false, false, {R"(\p{N}{1,3})", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"}};
+  constexpr PreTokenizerKind kDeepseekCoder = {
+      R"(\p{N})", false, false,
+      false,      false, {R"([\r\n])", R"(\s?\p{L}+)", R"(\s?\p{P}+)", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"}};
+  constexpr PreTokenizerKind kFalcon = {"", false, false, false, false, {}, true};
+  static const std::vector<std::pair<std::string_view, PreTokenizerKind>> kKnown = {{"default", kGpt2},
+                                                                                    {"gpt-2", kGpt2},
+                                                                                    {"jais", kGpt2},
+                                                                                    {"phi-2", kGpt2},
+                                                                                    {"mpt", kNeox},
+                                                                                    {"olmo", kNeox},
+                                                                                    {"gpt-neox", kNeox},
+                                                                                    {"smollm", kDigits},
+                                                                                    {"starcoder", kDigits},
+                                                                                    {"refact", kDigits},
+                                                                                    {"command-r", kDigits},
+                                                                                    {"llama-bpe", kLlama3},
+                                                                                    {"llama3", kLlama3},
+                                                                                    {"llama-v3", kLlama3},
+                                                                                    {"qwen2", kQwen2},
+                                                                                    {"deepseek-r1-qwen", kQwen2},
+                                                                                    {"tekken", kTekken},
+                                                                                    {"falcon3", kLlama3},
+                                                                                    {"falcon-h1", kLlama3},
+                                                                                    {"pixtral", kLlama3},
+                                                                                    {"dbrx", kDbrx},
+                                                                                    {"smaug-bpe", kDbrx},
+                                                                                    {"stablelm2", kQwen2},
+                                                                                    {"megrez", kQwen2},
+                                                                                    {"codeshell", kDigits},
+                                                                                    {"exaone", kDigits},
+                                                                                    {"minerva-7b", kDigits},
+                                                                                    {"deepseek-v3", kDeepseek3},
+                                                                                    {"deepseek-coder", kDeepseekCoder},
+                                                                                    {"falcon", kFalcon}};
   return kKnown;
 }
 
@@ -191,14 +229,23 @@ ordered_json byte_level(bool use_regex) {
 ordered_json make_byte_level_file(const GgufVocabulary& vocabulary) {
   const PreTokenizerKind& kind = find_pre_tokenizer(vocabulary);
   ordered_json stages = ordered_json::array();
-  if (kind.single_digits) stages.push_back({{"type", "Digits"}, {"individual_digits", true}});
-  if (!kind.pattern.empty()) {
+  const auto isolated = [&](std::string_view pattern) {
     stages.push_back(
-        {{"type", "Split"}, {"pattern", {{"Regex", kind.pattern}}}, {"behavior", "Isolated"}, {"invert", false}});
+        {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}});
+  };
+  if (kind.falcon) stages.push_back({{"type", "Punctuation"}, {"behavior", "Contiguous"}});
+  for (const std::string_view pattern : kind.first) {
+    if (!pattern.empty()) isolated(pattern);
   }
+  if (kind.single_digits) stages.push_back({{"type", "Digits"}, {"individual_digits", true}});
+  if (!kind.pattern.empty()) isolated(kind.pattern);
   ordered_json last = byte_level(kind.pattern.empty());
   if (vocabulary.add_space_prefix.value_or(false)) last["add_prefix_space"] = true;
   stages.push_back(last);
+  if (kind.falcon) {
+    stages.push_back({{"type", "Digits"}, {"individual_digits", false}});
+    isolated("[0-9][0-9][0-9]");
+  }
 
   ordered_json merges = ordered_json::array();
   for (const std::string& merge : vocabulary.merges) {

@@ -9,6 +9,7 @@
 #include <set>
 #include <tuple>
 
+#include "runtime/tokenizer/bpe.h"
 #include "tests/expect_error.h"
 #include "tests/places.h"
 #include "tests/runtime/tokenizer/tokenizer_oracle.h"
@@ -105,6 +106,43 @@ TEST(GgufVocabulary, ByteLevelFamiliesGiveTheIdsOfTheirOwnFiles) {
     const Tokenizer converted = Tokenizer::parse(make_tokenizer_json(byte_level_vocabulary(name, pre)), name);
     for (const std::string& text : texts)
       ASSERT_EQ(converted.encode(text, false), own.encode(text, false)) << name << " '" << text << "'";
+  }
+}
+
+// The ids are the package's for the file that is made. How a run of digits is split is written down as well.
+TEST(GgufVocabulary, OtherNamesOfPreTokenizersSplitAsTheirFamiliesDo) {
+  GgufVocabulary vocabulary;
+  vocabulary.where = "t.gguf";
+  vocabulary.model = "gpt2";
+  for (int byte = 0; byte < 256; ++byte) {
+    vocabulary.tokens.push_back(bytes_to_characters(std::string(1, static_cast<char>(byte))));
+  }
+  const auto merge = [&](const std::string& left, const std::string& right) {
+    vocabulary.merges.push_back(left + " " + right);
+    vocabulary.tokens.push_back(left + right);
+  };
+  merge("1", "1");
+  merge("11", "1");
+  merge("111", "1");
+  merge("a", "b");
+  merge("!", "a");
+  merge("\u0120", "1");
+  const auto texts = awkward_texts(300, {"1111", "11111", "!ab", "?!ab", " 1111", "\u4e00\u4e8c"});
+  const std::map<std::string, std::vector<int32_t>> expected = {{"deepseek-v3", {257, '1'}},  // three digits, one digit
+                                                                {"deepseek-coder", {'1', '1', '1', '1'}},
+                                                                {"falcon", {257, '1'}},
+                                                                {"stablelm2", {'1', '1', '1', '1'}},
+                                                                {"dbrx", {257, '1'}},
+                                                                {"exaone", {'1', '1', '1', '1'}}};
+  for (const auto& [pre, ids] : expected) {
+    vocabulary.pre = pre;
+    const std::string file = make_tokenizer_json(vocabulary);
+    const Tokenizer tokenizer = Tokenizer::parse(file, pre);
+    EXPECT_EQ(tokenizer.encode("1111", false), ids) << pre;
+    const TemporaryFolder folder;
+    write_file_atomically(folder.path() / "tokenizer.json", file);
+    SCOPED_TRACE(pre);
+    expect_as_oracle(tokenizer, ask_oracle("encode", folder.path() / "tokenizer.json", texts), texts);
   }
 }
 
