@@ -161,21 +161,6 @@ at::Tensor keep_best(const at::Tensor& scores_OI, const KeepRule& rule) {
   return std::visit([&](const auto& of) { return keep_by(scores, of); }, rule);
 }
 
-at::Tensor keep_best_of_rows(const at::Tensor& scores_OI, const std::vector<int64_t>& num_kept_O) {
-  const at::Tensor scores = checked_scores(scores_OI);
-  const int64_t num_out = scores.size(0), num_in = scores.size(1);
-  const bool fits = static_cast<int64_t>(num_kept_O.size()) == num_out &&
-                    std::all_of(num_kept_O.begin(), num_kept_O.end(), [&](int64_t n) { return 0 <= n && n <= num_in; });
-  if (!fits) {
-    throw std::invalid_argument("kept weights of rows: expected " + std::to_string(num_out) + " numbers from 0 to " +
-                                std::to_string(num_in) + ", found " + std::to_string(num_kept_O.size()) +
-                                " numbers, or one outside that range");
-  }
-  return keep_in_rows(scores, [&](const float* scores_I, int64_t row, bool* kept_I) {
-    keep_best_of_row(scores_I, num_in, num_kept_O[row], kept_I);
-  });
-}
-
 at::Tensor masked(const at::Tensor& weight_OI, const at::Tensor& kept_OI) {
   return at::where(kept_OI, weight_OI, at::zeros({}, weight_OI.options()));
 }

@@ -34,9 +34,6 @@ int64_t num_kept_of(int64_t count, double ratio);
 // pattern without 0 < N < M or whose M does not divide I, and for a ratio outside 0 .. 1.
 at::Tensor keep_best(const at::Tensor& scores_OI, const KeepRule& rule);
 
-// Keeps the num_kept best of each row. num_kept_O has O numbers of 0 .. I.
-at::Tensor keep_best_of_rows(const at::Tensor& scores_OI, const std::vector<int64_t>& num_kept_O);
-
 // Throws std::invalid_argument, as keep_best does, when `num_in` inputs cannot have the pattern.
 void check_pattern(const runtime::SparsePattern& pattern, int64_t num_in);
 

@@ -81,14 +81,6 @@ SparsePattern find_pattern(const LinearWeights& linear) {
 
 }  // namespace
 
-std::vector<LinearDescription> stored_linears(const Checkpoint& checkpoint) {
-  if (checkpoint.is_encoder()) return block_linears(checkpoint.encoder());
-  std::vector<LinearDescription> linears = block_linears(checkpoint.description());
-  linears.push_back(checkpoint.embedding());
-  if (!checkpoint.description().tied_head) linears.push_back(checkpoint.head());
-  return linears;
-}
-
 std::map<std::string, SparsityClaim> sparsity_claims(const Checkpoint& checkpoint) {
   std::map<std::string, SparsityClaim> claims;
   std::set<std::string> names;

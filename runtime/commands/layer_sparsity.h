@@ -19,10 +19,6 @@ struct SparsityClaim {
   bool is_packed = false;
 };
 
-// Returns every linear that a checkpoint may hold compressed: those of the blocks, and of a decoder the embedding and
-// an untied head.
-std::vector<LinearDescription> stored_linears(const Checkpoint& checkpoint);
-
 // Returns the claims by the linear's name; empty: no layer is claimed to be pruned. Throws std::runtime_error for a
 // pare.json that makes a claim in an unknown way, or about a layer that does not exist.
 std::map<std::string, SparsityClaim> sparsity_claims(const Checkpoint& checkpoint);

@@ -46,21 +46,18 @@ Verification verify(const std::filesystem::path& directory, const std::function<
 
   std::optional<Checkpoint> checkpoint;
   if (!attempt([&] { checkpoint.emplace(Checkpoint::open(directory)); })) return result;
-  std::vector<LinearDescription> linears;
+  std::vector<LinearDescription> linears = stored_linears(*checkpoint);
   std::vector<std::function<void()>> norms;  // each reads one
   if (checkpoint->is_encoder()) {
     const EncoderDescription& model = checkpoint->encoder();
-    linears = block_linears(model);
     const std::vector<LinearDescription> tables = embedding_tables(model);
     linears.insert(linears.end(), tables.begin(), tables.end());
     for (const LayerNormDescription& norm : all_norms(model))
       norms.push_back([&, norm] { checkpoint->layer_norm(norm); });
   } else {
-    const ModelDescription& model = checkpoint->description();
-    linears = block_linears(model);
-    linears.push_back(checkpoint->embedding());
-    if (!model.tied_head) linears.push_back(checkpoint->head());
-    for (const NormDescription& norm : all_norms(model)) norms.push_back([&, norm] { checkpoint->norm_gain(norm); });
+    for (const NormDescription& norm : all_norms(checkpoint->description())) {
+      norms.push_back([&, norm] { checkpoint->norm_gain(norm); });
+    }
   }
   num_items = static_cast<int64_t>(linears.size() + norms.size());
   if (progress) progress(0, num_items);

@@ -1,7 +1,7 @@
-// The operations that a decoder or an encoder needs. reference.cpp implements them as plain loops (the oracle of every
-// kernel), cpu/ for each set of instructions, cuda/ on GPUs. A layer makes about ten virtual calls, none per element.
-// Activations are float32 unless a linear states another format of its input. Weights keep their stored precision
-// ("exact": evaluation gives the number that another library gives on the same file).
+// The operations that a decoder or an encoder needs. cpu/ implements them for each set of instructions, cuda/ on GPUs,
+// and tests/runtime/engine/reference_backend.cpp as plain loops, the oracle of every kernel. A layer makes about ten
+// virtual calls, none per element. Activations are float32 unless a linear states another format of its input. Weights
+// keep their stored precision ("exact": evaluation gives the number that another library gives on the same file).
 //
 // Shape letters: R rows (tokens of all sequences), D model width, I/O in/out features, C = q+k+v width, H heads, K head
 // size, F feed-forward width, V vocabulary. In mixtures: E experts, K experts of a token, S rows that went to an
@@ -360,7 +360,6 @@ class KvStorage {
 };
 inline constexpr int kKvFloatBits = 32;
 
-std::unique_ptr<Backend> make_reference_backend();
 // Throws std::invalid_argument if the CPU does not support `isa`. num_threads <= 0: OpenMP decides.
 std::unique_ptr<Backend> make_cpu_backend(Isa isa, int num_threads);
 

@@ -14,13 +14,6 @@
 namespace pare::runtime {
 namespace {
 
-std::vector<LinearDescription> all_linears(const Checkpoint& checkpoint) {
-  std::vector<LinearDescription> linears = block_linears(checkpoint.description());
-  linears.push_back(checkpoint.embedding());
-  if (!checkpoint.description().tied_head) linears.push_back(checkpoint.head());
-  return linears;
-}
-
 int64_t total_bytes(std::span<const MemoryNeed> needs) {
   int64_t total = 0;
   for (const MemoryNeed& need : needs) total += need.total();
@@ -124,7 +117,7 @@ MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workl
   }
   bool needs_whole_sequences = false;  // as in ForwardPass
   bool has_codes = false;              // true if some linear may multiply its input as codes
-  for (const LinearDescription& linear : all_linears(checkpoint)) {
+  for (const LinearDescription& linear : stored_linears(checkpoint)) {
     const std::optional<PackScheme> scheme = checkpoint.stored_scheme(linear);
     if (!scheme) continue;
     needs_whole_sequences = needs_whole_sequences || !scheme->input.is_rowwise();

@@ -452,17 +452,13 @@ LayerNorm Checkpoint::layer_norm(const LayerNormDescription& norm) const {
 }
 
 void Checkpoint::check_values() const {
-  std::vector<LinearDescription> linears;
+  std::vector<LinearDescription> linears = stored_linears(*this);
   if (is_encoder()) {
     for (const LayerNormDescription& norm : all_norms(encoder())) layer_norm(norm);
-    linears = embedding_tables(encoder());
-    const std::vector<LinearDescription> of_blocks = block_linears(encoder());
-    linears.insert(linears.end(), of_blocks.begin(), of_blocks.end());
+    const std::vector<LinearDescription> tables = embedding_tables(encoder());
+    linears.insert(linears.end(), tables.begin(), tables.end());
   } else {
     for (const NormDescription& norm : all_norms(description())) norm_gain(norm);
-    linears = block_linears(description());
-    linears.push_back(embedding());
-    if (!description().tied_head) linears.push_back(head());
   }
   for (const LinearDescription& read : linears) {
     throw_if_interrupted();
@@ -482,6 +478,14 @@ void Checkpoint::drop_pages(const LinearDescription& linear) const {
   for (const std::string_view suffix : state_->quantization->container->suffixes()) {
     drop(linear.name + std::string(suffix));
   }
+}
+
+std::vector<LinearDescription> stored_linears(const Checkpoint& checkpoint) {
+  if (checkpoint.is_encoder()) return block_linears(checkpoint.encoder());
+  std::vector<LinearDescription> linears = block_linears(checkpoint.description());
+  linears.push_back(checkpoint.embedding());
+  if (!checkpoint.description().tied_head) linears.push_back(checkpoint.head());
+  return linears;
 }
 
 }  // namespace pare::runtime

@@ -78,4 +78,8 @@ class Checkpoint {
   std::unique_ptr<State> state_;
 };
 
+// Returns every linear that a checkpoint may hold compressed: those of the blocks, and of a decoder the embedding and
+// an untied head.
+std::vector<LinearDescription> stored_linears(const Checkpoint& checkpoint);
+
 }  // namespace pare::runtime

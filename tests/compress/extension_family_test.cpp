@@ -15,6 +15,7 @@
 #include "runtime/import/import.h"
 #include "runtime/model/families.h"
 #include "tests/compress/run_pare.h"
+#include "tests/runtime/engine/reference_backend.h"
 #include "tests/runtime/engine/tiny_encoder.h"
 
 namespace pare::test {

@@ -4,6 +4,7 @@
 #include "runtime/evaluate/perplexity.h"
 #include "tests/cuda/on_cuda.h"
 #include "tests/places.h"
+#include "tests/runtime/engine/reference_backend.h"
 #include "tests/runtime/engine/tiny_encoder.h"
 #include "tests/runtime/engine/tiny_models.h"
 

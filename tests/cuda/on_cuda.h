@@ -13,6 +13,7 @@
 #include "runtime/engine/backend.h"
 #include "tests/emulation/emulator.h"
 #include "tests/runtime/cpu/guarded_floats.h"
+#include "tests/runtime/engine/reference_backend.h"
 
 namespace pare {
 using namespace runtime;

@@ -23,7 +23,7 @@
 // rate of the same run. 2048 tokens, 9 heads, 3 kv heads, head size 64: 55 to 58 % with AVX-512 (three runs), 69 % with
 // AVX2 (one run). 512 tokens, 32 heads, 32 kv heads: 34 to 36 % and 47 %.
 //
-// Oracle: reference.cpp, with the tolerances derived in tests/runtime/cpu/attention_test.cpp.
+// Oracle: reference_backend.cpp, with the tolerances derived in tests/runtime/cpu/attention_test.cpp.
 #pragma once
 
 #include "runtime/cpu/kernels/math_kernels.h"

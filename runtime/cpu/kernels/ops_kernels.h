@@ -1,7 +1,7 @@
 // Kernels that walk along rows: residual sum and norm, rotary embedding, activations, and the sums over logits. Each is
 // single threaded and touches memory once per pass. Rows are at most a few hundred KB, so that later passes find them
 // in the cache. The kernels run at memory speed. The logit sums take little time beside the matrix product before them.
-// Oracle: reference.cpp, with the tolerances derived in tests/runtime/engine/backend_test.cpp.
+// Oracle: reference_backend.cpp, with the tolerances derived in tests/runtime/engine/backend_test.cpp.
 #pragma once
 
 #include "runtime/cpu/kernels/math_kernels.h"

@@ -22,6 +22,7 @@
 #include "tests/compress/run_pare.h"
 #include "tests/expect_error.h"
 #include "tests/places.h"
+#include "tests/runtime/engine/reference_backend.h"
 
 namespace pare::test {
 using namespace compress;

@@ -24,6 +24,7 @@
 #include "runtime/files/safetensors.h"
 #include "tests/compress/run_pare.h"
 #include "tests/compress/walk/plain_forward.h"
+#include "tests/runtime/engine/reference_backend.h"
 
 namespace pare::test {
 using namespace compress;

@@ -16,6 +16,7 @@
 #include "runtime/evaluate/perplexity.h"
 #include "tests/expect_error.h"
 #include "tests/places.h"
+#include "tests/runtime/engine/reference_backend.h"
 
 namespace pare {
 using namespace compress;

@@ -12,6 +12,7 @@
 #include "runtime/files/safetensors.h"
 #include "tests/expect_error.h"
 #include "tests/places.h"
+#include "tests/runtime/engine/reference_backend.h"
 
 namespace pare {
 using namespace runtime;

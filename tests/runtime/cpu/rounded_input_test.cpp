@@ -12,6 +12,7 @@
 #include "runtime/engine/backend.h"
 #include "tests/expect_error.h"
 #include "tests/runtime/cpu/guarded_floats.h"
+#include "tests/runtime/engine/reference_backend.h"
 
 namespace pare {
 using namespace runtime;

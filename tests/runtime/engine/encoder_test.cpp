@@ -9,6 +9,7 @@
 #include "runtime/system/interrupt.h"
 #include "tests/expect_error.h"
 #include "tests/runtime/cpu/guarded_floats.h"
+#include "tests/runtime/engine/reference_backend.h"
 #include "tests/runtime/engine/tiny_encoder.h"
 #include "tests/temporary_folder.h"
 

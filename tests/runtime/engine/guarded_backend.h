@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "runtime/engine/backend.h"
+#include "tests/runtime/engine/reference_backend.h"
 
 namespace pare {
 using namespace runtime;

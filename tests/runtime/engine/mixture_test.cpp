@@ -8,6 +8,7 @@
 
 #include "tests/expect_error.h"
 #include "tests/runtime/cpu/guarded_floats.h"
+#include "tests/runtime/engine/reference_backend.h"
 #include "tests/runtime/engine/tiny_models.h"
 #include "tests/temporary_folder.h"
 

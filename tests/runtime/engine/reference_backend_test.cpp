@@ -9,6 +9,7 @@
 #include "tests/places.h"
 #include "tests/runtime/cpu/guarded_floats.h"
 #include "tests/runtime/cpu/packed_floats.h"
+#include "tests/runtime/engine/reference_backend.h"
 
 namespace pare {
 using namespace runtime;

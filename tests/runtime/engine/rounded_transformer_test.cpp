@@ -16,6 +16,7 @@
 #include "runtime/files/safetensors.h"
 #include "tests/expect_error.h"
 #include "tests/places.h"
+#include "tests/runtime/engine/reference_backend.h"
 #include "tests/runtime/engine/tiny_models.h"
 #include "tests/temporary_folder.h"
 

@@ -18,6 +18,7 @@
 #include "runtime/model/checkpoint.h"
 #include "tests/places.h"
 #include "tests/runtime/engine/guarded_backend.h"
+#include "tests/runtime/engine/reference_backend.h"
 
 namespace pare {
 using namespace runtime;

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "tests/expect_error.h"
+#include "tests/runtime/engine/reference_backend.h"
 #include "tests/runtime/engine/tiny_encoder.h"
 #include "tests/temporary_folder.h"
 

@@ -8,6 +8,7 @@
 
 #include "runtime/engine/backend.h"
 #include "runtime/system/isa.h"
+#include "tests/runtime/engine/reference_backend.h"
 
 namespace pare {
 using namespace runtime;

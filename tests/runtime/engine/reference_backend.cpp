@@ -1,5 +1,7 @@
 // Every operation as plain loops over float32 storage with float64 arithmetic: the oracle of every kernel. Nothing here
 // is tuned; only rows are independent of each other.
+#include "tests/runtime/engine/reference_backend.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -10,7 +12,8 @@
 #include "runtime/engine/backend_checks.h"
 #include "runtime/engine/host_backend.h"
 
-namespace pare::runtime {
+namespace pare {
+using namespace runtime;
 namespace {
 
 class ReferenceLinear final : public PackedLinear {
@@ -456,4 +459,4 @@ std::unique_ptr<Backend> make_reference_backend() {
   return std::make_unique<ReferenceBackend>();
 }
 
-}  // namespace pare::runtime
+}  // namespace pare
