@@ -1,6 +1,7 @@
 #include "runtime/tokenizer/pre_tokenizer.h"
 
 #include <optional>
+#include <stdexcept>
 
 #include "runtime/text/unicode.h"
 #include "runtime/tokenizer/bert.h"
@@ -152,8 +153,11 @@ void PreTokenizer::run_from(size_t stage, const Piece& piece, const PieceSink& s
     const std::string characters = bytes_to_characters(piece.text);
     next({characters, piece.at_start});
   } else if (std::holds_alternative<CharactersToBytes>(stages_[stage])) {
-    const std::string bytes = characters_to_bytes(piece.text).value_or(std::string());
-    next({bytes, piece.at_start});
+    const std::optional<std::string> bytes = characters_to_bytes(piece.text);
+    if (!bytes) {
+      throw std::runtime_error("the tokenizer's pre-tokenizer puts characters after ByteLevel that stand for no bytes");
+    }
+    next({*bytes, piece.at_start});
   } else {
     add_prefix_space(piece, next);
   }

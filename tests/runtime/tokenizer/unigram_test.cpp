@@ -141,6 +141,10 @@ TEST(Unigram, SplitsAfterByteLevelEqualThePackages) {
                              digits}}};
   file["decoder"] = byte_level;
   expect_as_package(file, 17);
+  const json marks = {{"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "always"}};
+  file["pre_tokenizer"]["pretokenizers"].push_back(marks);
+  const Tokenizer tokenizer = Tokenizer::parse(file.dump(), "t.json");
+  expect_error<std::runtime_error>([&] { tokenizer.encode("a", false); }, {"after ByteLevel", "no bytes"});
 }
 
 TEST(Unigram, RobertasAndBertsPostProcessorsEqualThePackages) {
