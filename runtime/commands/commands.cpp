@@ -42,6 +42,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr const char* kDtypeOfSource = "source";
 constexpr int64_t kWindowTokens = 512;  // for tokenize --windows
 
 void run_import(const Arguments& arguments, Console& console) {
@@ -50,7 +51,9 @@ void run_import(const Arguments& arguments, Console& console) {
   ImportOptions options;
   if (arguments.given("tokenizer")) options.tokenizer = arguments.text("tokenizer");
   keep_as_private_as(import_inputs(source, options), output);
-  options.dtype = parse_dtype_name(arguments.text("dtype"));
+  if (const std::string dtype = arguments.text("dtype"); dtype != kDtypeOfSource) {
+    options.dtype = parse_dtype_name(dtype);
+  }
   options.progress = stage(console, "import", "tensors");
   import_model(source, output, options);
   const Inspection written = inspect(output);
@@ -354,9 +357,10 @@ std::vector<Command> runtime_commands() {
                   {.name = "dtype",
                    .kind = OptionKind::text,
                    .value_name = "NAME",
-                   .default_value = "bfloat16",
-                   .help = "type of the weights written",
-                   .choices = {"bfloat16", "float16", "float32"}}},
+                   .default_value = kDtypeOfSource,
+                   .help = "type of the weights written; source: that of each weight of a .gguf in floats, else "
+                           "bfloat16",
+                   .choices = {kDtypeOfSource, "bfloat16", "float16", "float32"}}},
       .run = run_import};
   const Command tokenize = {
       .name = "tokenize",

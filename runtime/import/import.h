@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -16,7 +17,9 @@ struct ImportOptions {
   // llama2.c keeps its vocabulary in a file of its own. Empty: the one file beside the checkpoint that is named
   // tok*.bin.
   std::filesystem::path tokenizer;
-  DType dtype = DType::BF16;  // the type of the weights written: BF16, F16 or F32
+  // The type of the weights written: BF16, F16 or F32. Unset: a .gguf whose matrices are floats keeps each tensor's
+  // type, so that it is what it was; codes and llama2.c's weights become BF16.
+  std::optional<DType> dtype = {};
   // False: model.safetensors describes the weights, and has a hole in their place, which reads as zeros. So data can be
   // read for a model before hours of decoding, with all that the source's header says.
   bool has_weights = true;
@@ -33,7 +36,7 @@ std::vector<std::filesystem::path> import_inputs(const std::filesystem::path& so
 
 // `source` is a .gguf (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K; the architectures that
 // runtime/model/families.cpp names) or a llama2.c checkpoint (.bin, version 0). Weights are decoded to float32 and
-// rounded to options.dtype. `output` must not exist; it appears whole or not at all (made in OUTPUT.partial:
+// rounded as options.dtype says. `output` must not exist; it appears whole or not at all (made in OUTPUT.partial:
 // runtime/system/partial_output.h). Throws std::invalid_argument / std::runtime_error with the thing, what was expected
 // and what was found; also if `source` changes meanwhile. Throws Interrupted, which is checked at every row.
 void import_model(const std::filesystem::path& source, const std::filesystem::path& output,

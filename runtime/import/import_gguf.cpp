@@ -63,10 +63,30 @@ int64_t size_at(const GgufFile& file, const std::string& key) {
   return value;
 }
 
+std::optional<DType> float_dtype(GgufType type) {
+  if (type == GgufType::F32) return DType::F32;
+  if (type == GgufType::F16) return DType::F16;
+  if (type == GgufType::BF16) return DType::BF16;
+  return std::nullopt;
+}
+
+// Returns the type of a file's matrices, or float32 if they have several; nullopt if any of them has codes.
+std::optional<DType> read_matrix_dtype(const GgufFile& file) {
+  std::optional<DType> common;
+  for (const auto& [name, tensor] : file.tensors()) {
+    if (tensor.shape.size() < 2) continue;
+    const std::optional<DType> dtype = float_dtype(tensor.type);
+    if (!dtype) return std::nullopt;
+    common = common.value_or(*dtype) == *dtype ? *dtype : DType::F32;
+  }
+  return common;
+}
+
 class GgufModel {
  public:
-  GgufModel(const std::filesystem::path& path, DType dtype)
-      : file_(std::make_shared<GgufFile>(GgufFile::open(path))), family_(find_family(*file_)), dtype_(dtype) {
+  GgufModel(const std::filesystem::path& path, std::optional<DType> dtype)
+      : file_(std::make_shared<GgufFile>(GgufFile::open(path))), family_(find_family(*file_)), asked_dtype_(dtype) {
+    matrix_dtype_ = read_matrix_dtype(*file_);
     num_blocks_ = integer("block_count");
     const size_t num_tensors = file_->tensors().size();
     if (static_cast<size_t>(num_blocks_) > num_tensors) {
@@ -105,11 +125,16 @@ class GgufModel {
     return file_->integer(name);
   }
   bool tied() const { return !file_->tensors().contains("output.weight"); }
+  // The type that a tensor is written in, or the weights as a whole.
+  DType written_dtype(const GgufTensor& tensor) const {
+    return asked_dtype_ || !matrix_dtype_ ? written_dtype() : float_dtype(tensor.type).value_or(DType::F32);
+  }
+  DType written_dtype() const { return asked_dtype_.value_or(matrix_dtype_.value_or(DType::BF16)); }
   StreamedTensor stream(const std::string& gguf_name, const std::string& name) const;
 
   std::shared_ptr<GgufFile> file_;
   const DecoderFamily& family_;
-  DType dtype_;
+  std::optional<DType> asked_dtype_, matrix_dtype_;
   int64_t num_blocks_, num_heads_, num_kv_heads_, hidden_size_, head_size_, vocabulary_size_;
 };
 
@@ -153,7 +178,7 @@ std::string GgufModel::config() const {
     if (const auto id = token(which)) config[std::string(which) + "_token_id"] = *id;
   }
   if (const auto id = token("padding")) config["pad_token_id"] = *id;
-  config["torch_dtype"] = torch_dtype_name(dtype_);
+  config["torch_dtype"] = torch_dtype_name(written_dtype());
   return json_text(config, 2) + "\n";
 }
 
@@ -286,7 +311,7 @@ StreamedTensor GgufModel::stream(const std::string& gguf_name, const std::string
     throw std::runtime_error(file_->where() + ": " + gguf_name + " has " + std::to_string(outputs) +
                              " rows, which is not a multiple of the head size " + std::to_string(head_size_));
   }
-  const auto produce = [file = file_, dtype = dtype_, &tensor, width, num_rows, is_bias, subtract,
+  const auto produce = [file = file_, dtype = written_dtype(tensor), &tensor, width, num_rows, is_bias, subtract,
                         stored_row](const ByteSink& sink) {
     const int64_t row_bytes = static_cast<int64_t>(tensor.data.size()) / num_rows;
     std::vector<float> row(static_cast<size_t>(width));
@@ -305,7 +330,7 @@ StreamedTensor GgufModel::stream(const std::string& gguf_name, const std::string
     }
     file->drop_pages(tensor);
   };
-  return {.name = name, .dtype = dtype_, .shape = tensor.shape, .produce = produce};
+  return {.name = name, .dtype = written_dtype(tensor), .shape = tensor.shape, .produce = produce};
 }
 
 std::vector<StreamedTensor> GgufModel::tensors() const {
@@ -357,7 +382,7 @@ std::string GgufModel::tokenizer() const {
 
 }  // namespace
 
-ImportedModel read_gguf_model(const std::filesystem::path& path, DType dtype) {
+ImportedModel read_gguf_model(const std::filesystem::path& path, std::optional<DType> dtype) {
   const GgufModel model(path, dtype);
   const std::string config = model.config();
   const ModelDescription description = describe_source(config, path);

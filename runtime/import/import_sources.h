@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,7 +18,7 @@ struct ImportedModel {
 };
 
 // Both keep the source mapped for as long as the tensors' producers live.
-ImportedModel read_gguf_model(const std::filesystem::path& path, DType dtype);
+ImportedModel read_gguf_model(const std::filesystem::path& path, std::optional<DType> dtype);
 ImportedModel read_llama2c_model(const std::filesystem::path& path, const std::filesystem::path& tokenizer,
                                  DType dtype);
 

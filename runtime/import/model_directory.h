@@ -10,8 +10,8 @@ namespace pare::runtime {
 // Makes the directory that stands for a model that cannot be used as it is.
 using MakeDirectory = std::function<void(const std::filesystem::path& model, const std::filesystem::path& directory)>;
 
-// A Hugging Face directory stands for itself. A .gguf is imported (bf16) into a temporary directory; with `make`, a
-// model gets the one that the caller makes. It lies in the system's folder for temporary files, TMPDIR:
+// A Hugging Face directory stands for itself. A .gguf is imported into a temporary directory; with `make`, a model gets
+// the one that the caller makes. It lies in the system's folder for temporary files, TMPDIR:
 //
 //   TMPDIR/pare-import-XXXXXX/NAME/    the imported directory; XXXXXX is locked while a process uses it
 //

@@ -12,6 +12,8 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <random>
+#include <span>
 #include <utility>
 
 #include "runtime/files/safetensors.h"
@@ -133,9 +135,52 @@ TEST(Import, KeepsBiasesOfAttention) {
   EXPECT_EQ(imported_bias("o"), bias);
 }
 
+// What is a float in the file stays the same float, whatever the types.
+TEST(Import, FloatsOfAFileStayWhatTheyAre) {
+  for (const std::string family : {"llama_gqa_untied", "qwen2_biases_tied", "qwen3_norms_bf16"}) {
+    TemporaryFolder folder;
+    import_model(kGolden + "gguf/" + family + ".gguf", folder.path() / "model", {});
+    const Checkpoint imported = Checkpoint::open(folder.path() / "model");
+    const Checkpoint original = Checkpoint::open(kGolden + "families/" + family);
+    for (const std::string& name : original.tensor_names()) {
+      EXPECT_EQ(values_of(imported.tensor(name)), values_of(original.tensor(name))) << family << " " << name;
+    }
+  }
+  // F16 beside norms in F32, as converters write it.
+  constexpr uint32_t kF16 = 1;
+  GgufDraft draft = small_gguf();
+  std::mt19937 random(7);
+  std::vector<float> norm(8);
+  for (GgufDraft::Tensor& tensor : draft.tensors) {
+    int64_t count = 1;
+    for (const int64_t size : tensor.shape) count *= size;
+    std::vector<float> values(static_cast<size_t>(count));
+    for (float& value : values) value = static_cast<float>(random() % 2001) / 1000.0f - 1.0f;  // few fit in 16 bits
+    if (tensor.shape.size() == 1) {
+      std::memcpy(tensor.data.data(), values.data(), tensor.data.size());
+      if (tensor.name == "output_norm.weight") norm = values;
+      continue;
+    }
+    tensor.type = kF16;
+    tensor.data.resize(2 * values.size());
+    convert_from_float(DType::F16, values, std::as_writable_bytes(std::span(tensor.data)));
+  }
+  TemporaryFolder folder;
+  write_file_atomically(folder.path() / "half.gguf", draft.file());
+  import_model(folder.path() / "half.gguf", folder.path() / "model", {});
+  const Checkpoint imported = Checkpoint::open(folder.path() / "model");
+  EXPECT_EQ(imported.description().dtype, DType::F16);
+  EXPECT_EQ(values_of(imported.tensor("model.norm.weight")), norm);
+  const TensorView& down = imported.tensor("model.layers.0.mlp.down_proj.weight");
+  const auto stored = std::ranges::find(draft.tensors, std::string("blk.0.ffn_down.weight"), &GgufDraft::Tensor::name);
+  EXPECT_EQ(down.dtype, DType::F16);
+  EXPECT_EQ(std::memcmp(down.data.data(), stored->data.data(), stored->data.size()), 0);
+}
+
 TEST(Import, RoundsToTheNamedType) {
   TemporaryFolder folder;
-  import_model(kGolden + "gguf/qwen2_biases_tied.gguf", folder.path() / "model", {});
+  import_model(kGolden + "gguf/qwen2_biases_tied.gguf", folder.path() / "model",
+               {.tokenizer = {}, .dtype = DType::BF16, .progress = {}});
   const Checkpoint imported = Checkpoint::open(folder.path() / "model");
   const Checkpoint original = Checkpoint::open(kGolden + "families/qwen2_biases_tied");
   EXPECT_EQ(imported.description().dtype, DType::BF16);
@@ -162,7 +207,7 @@ TEST(Import, LeavesNothingBehindOnBadInput) {
 
   write_file_atomically(broken, std::string(5000, 'x'));
   expect_error<std::runtime_error>(
-      [&] { import_model(broken, output, {.tokenizer = broken, .dtype = DType::BF16, .progress = {}}); },
+      [&] { import_model(broken, output, {.tokenizer = broken, .dtype = {}, .progress = {}}); },
       {"neither GGUF nor a llama2.c checkpoint"});
   expect_error<std::runtime_error>([&] { import_model(folder.path() / "absent", output, {}); },
                                    {"absent", "cannot be opened"});
@@ -238,9 +283,8 @@ TEST(Import, WhereTheOutputAppearsMeanwhileTheResultIsKept) {
   const auto output = folder.path() / "model", result = folder.path() / "model.partial" / "artifact";
   import_model(kSource, folder.path() / "undisturbed", {});
   const auto expected = files_in(folder.path() / "undisturbed");
-  const ImportOptions options{.tokenizer = {}, .dtype = DType::BF16, .progress = [&](int64_t, int64_t) {
-                                std::filesystem::create_directory(output);
-                              }};
+  const ImportOptions options{
+      .tokenizer = {}, .dtype = {}, .progress = [&](int64_t, int64_t) { std::filesystem::create_directory(output); }};
   expect_error<std::runtime_error>([&] { import_model(kSource, output, options); },
                                    {"has appeared during this run", result.string()});
   EXPECT_TRUE(std::filesystem::is_empty(output));
@@ -257,7 +301,7 @@ TEST(Import, AKilledOneDoesNotBlockTheNext) {
   const auto output = folder.path() / "model";
   const pid_t child = ::fork();
   if (child == 0) {
-    import_model(kSource, output, {.tokenizer = {}, .dtype = DType::BF16, .progress = [](int64_t done, int64_t) {
+    import_model(kSource, output, {.tokenizer = {}, .dtype = {}, .progress = [](int64_t done, int64_t) {
                                      if (done == 3) ::_exit(9);
                                    }});
     ::_exit(0);
@@ -285,7 +329,7 @@ TEST(Import, OnlyOneWritesAnOutput) {
   TemporaryFolder folder;
   const auto output = folder.path() / "model";
   int num_refused = 0;
-  import_model(kSource, output, {.tokenizer = {}, .dtype = DType::BF16, .progress = [&](int64_t done, int64_t) {
+  import_model(kSource, output, {.tokenizer = {}, .dtype = {}, .progress = [&](int64_t done, int64_t) {
                                    if (done % 5 != 1) return;
                                    expect_error<std::runtime_error>([&] { import_model(kSource, output, {}); },
                                                                     {"another 'pare import' is writing it"});
@@ -343,9 +387,7 @@ TEST(Import, ASourceThatChangesMeanwhileIsAnError) {
     file.write("abcd", 4);
   };
   expect_error<std::runtime_error>(
-      [&] {
-        import_model(source, folder.path() / "model", {.tokenizer = {}, .dtype = DType::BF16, .progress = change});
-      },
+      [&] { import_model(source, folder.path() / "model", {.tokenizer = {}, .dtype = {}, .progress = change}); },
       {"changed while it was read", "source.gguf"});
   EXPECT_EQ(files_in(folder.path()).size(), 1u);
 }
@@ -363,7 +405,7 @@ TEST(Import, AGgufWhoseMetadataDoNotFitIsRefusedBeforeAnyWork) {
     expect_error<std::runtime_error>(
         [&] {
           import_model(source, output,
-                       {.tokenizer = {}, .dtype = DType::BF16, .progress = [&](int64_t, int64_t) { ++num_written; }});
+                       {.tokenizer = {}, .dtype = {}, .progress = [&](int64_t, int64_t) { ++num_written; }});
         },
         parts);
     EXPECT_EQ(num_written, 0);
