@@ -84,7 +84,7 @@ JSON_WRITER = re.compile(r"(\.|->)dump\(")
 JSON_PARSER_FILE = "runtime/system/json_text.cpp"
 # The table of families. Whoever else compares a family's name has a trait that belongs into a row.
 FAMILIES = "runtime/model/families.cpp"
-NAME_IN_ROW = re.compile(r'\.(?:name|model_type|whole_model_type|architecture|gguf) = "([^"]+)"')
+NAME_IN_ROW = re.compile(r'\.(?:name|model_type|architecture|gguf) = "([^"]+)"')
 FAMILY_COMPARED = re.compile(r"\bfamily(\(\))?((\.|->)\w+)?\s*[!=]=(?!\s*nullptr)")
 OTHER_NAME_COMPARED = re.compile(r"\bvocabulary\.model\s*[!=]=")  # "llama" is one of GGUF's kinds of vocabulary
 # A pass is asked by its member functions (compress/recipe/pass.h), never by its class or its key in recipes. Its own

@@ -59,9 +59,11 @@ bool are_own(const std::vector<runtime::StoredModule>& modules) {
          });
 }
 
-// Returns config.json: the source's, with a quantization_config of the modules that are in a container.
+// Returns config.json: the source's, with a quantization_config of the modules that are in a container. The parts of a
+// whole model beside its text part are left alone, by patterns: programs differ in what stands before their names.
 std::string config_of(const runtime::Checkpoint& source, const std::vector<runtime::StoredModule>& modules,
-                      const std::vector<std::string>& unquantized) {
+                      std::vector<std::string> unquantized) {
+  for (const std::string& part : source.other_parts()) unquantized.push_back("re:^(model\\.)?" + part + "\\b");
   Json config = runtime::parse_ordered_json(source.config_json(), (source.directory() / "config.json").string());
   if (!modules.empty()) {
     config["quantization_config"] =
@@ -168,6 +170,7 @@ void assemble_hugging_face(const Parts& parts, const runtime::Checkpoint& source
   for (const runtime::SafetensorsFile& file : files) {
     for (const auto& [name, view] : file.tensors()) tensors.push_back(view_tensor(name, view));
   }
+  for (runtime::StreamedTensor& tensor : tensors) tensor.name = source.written_name(tensor.name);
   write_weight_files(std::move(tensors), directory);
 }
 

@@ -422,7 +422,7 @@ RunPlan plan_decoder(const Recipe& recipe, const runtime::Checkpoint& checkpoint
   }
   check_calibration(recipe, plan);
   share_container(recipe, plan);
-  check_container(recipe, plan);
+  check_container(recipe, checkpoint, plan);
   check_budget_fits(recipe, plan);
   return plan;
 }
@@ -452,7 +452,7 @@ RunPlan plan_encoder(const Recipe& recipe, const runtime::Checkpoint& checkpoint
   if (plan.num_layers() == 0) refuse_recipe("every layer is excluded: nothing would be compressed");
   check_calibration(recipe, plan);
   share_container(recipe, plan);
-  check_container(recipe, plan);
+  check_container(recipe, checkpoint, plan);
   return plan;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "compress/recipe/pattern_advice.h"
 #include "runtime/commands/option_table.h"
 #include "runtime/containers/container_table.h"
 
@@ -21,6 +22,10 @@ bool matches_any(const std::vector<std::string>& patterns, const std::string& na
                      [&](const std::string& pattern) { return matches_glob(pattern, name); });
 }
 
+bool matches_any_name(const std::string& pattern, const std::vector<std::string>& names) {
+  return std::any_of(names.begin(), names.end(), [&](const auto& name) { return matches_glob(pattern, name); });
+}
+
 // Refuses a container that the recipe names and in which nothing is stored.
 void check_container_is_used(const Recipe& recipe, const std::vector<runtime::StoredModule>& modules) {
   if (!recipe.asks_for_container) return;
@@ -37,6 +42,17 @@ void check_container_is_used(const Recipe& recipe, const std::vector<runtime::St
   }
   refuse_recipe("container " + recipe.container + ": what the passes make of " + first.name + " is stored in " +
                 first.scheme.container + ", and nothing in the one that the recipe names: leave 'container' out");
+}
+
+// A configuration must say of the other parts of a whole model that they are as they were. Patterns say it.
+void check_other_parts(const runtime::Checkpoint& checkpoint, const runtime::ContainerFormat& container) {
+  const std::vector<std::string> parts = checkpoint.other_parts();
+  const bool is_read_by_others = container.unread_by(runtime::Engine::transformers, {}).empty();
+  if (parts.empty() || !is_read_by_others || container.name() == runtime::kCompressedTensors) return;
+  refuse_recipe("container " + std::string(container.name()) +
+                ": the model has other parts than its text part, such as " + parts.front() + ", and only " +
+                std::string(runtime::kCompressedTensors) +
+                " can say that they are not quantized: leave 'container' out, or choose a pass that is stored there");
 }
 
 }  // namespace
@@ -96,14 +112,16 @@ void check_packing(const Recipe& recipe) {
 
 void check_pattern_names(const Recipe& recipe, const std::vector<std::string>& names) {
   const auto check = [&](const std::string& key, const std::string& pattern) {
-    if (std::any_of(names.begin(), names.end(), [&](const auto& name) { return matches_glob(pattern, name); })) return;
+    if (matches_any_name(pattern, names)) return;
     refuse_recipe(key + ": the pattern '" + pattern + "' matches no layer; layers are named like '" + names.front() +
-                  "', and a pattern's * stands for any characters");
+                  "', and a pattern's * stands for any characters" + pattern_advice(pattern, names));
   };
   for (const PassRecipe& pass : recipe.passes) {
     for (const std::string& pattern : pass.exclude) check("layers.exclude", pattern);
     for (const LayerOverride& item : pass.overrides) check("layers.override", item.pattern);
   }
+  if (!recipe.sensitivity) return;
+  for (const std::string& pattern : recipe.sensitivity->groups) check("sensitivity.groups", pattern);
 }
 
 void check_pattern_effects(const Recipe& recipe, const std::vector<std::string>& names, const RunPlan& plan) {
@@ -152,7 +170,7 @@ void check_calibration(const Recipe& recipe, const RunPlan& plan) {
   }
 }
 
-void check_container(const Recipe& recipe, const RunPlan& plan) {
+void check_container(const Recipe& recipe, const runtime::Checkpoint& checkpoint, const RunPlan& plan) {
   std::vector<runtime::StoredModule> modules;
   for (const auto& layers : plan.blocks) {
     for (const LayerPlan& layer : layers) {
@@ -166,6 +184,7 @@ void check_container(const Recipe& recipe, const RunPlan& plan) {
   check_container_is_used(recipe, modules);
   if (modules.empty()) return;
   const runtime::ContainerFormat& container = runtime::container_format(modules.front().scheme.container);
+  check_other_parts(checkpoint, container);
   if (const runtime::Acceptance accepted = container.accepts_together(modules); !accepted) {
     refuse_recipe("container " + std::string(container.name()) + ": " + accepted.reason);
   }

@@ -13,6 +13,7 @@
 #include "compress/predict/predict_training.h"
 #include "compress/predict/prediction.h"
 #include "compress/recipe/distill_pass.h"
+#include "compress/recipe/pattern_advice.h"
 #include "compress/record/logit_store.h"
 #include "compress/record/recorded_teacher.h"
 #include "compress/run/phase.h"
@@ -262,13 +263,19 @@ RunPlan plan_training(const Recipe& recipe, const runtime::Checkpoint& student) 
       note_unquantized(layer.linear);
     }
   }
-  note_unquantized(student.head());
+  if (model.tied_head) {
+    plan.unquantized.push_back(model.head.name);  // a linear of its own to other programs
+  } else {
+    note_unquantized(model.head);
+  }
   const auto matches = [&](const std::string& pattern) {
     return std::any_of(names.begin(), names.end(), [&](const auto& name) { return matches_glob(pattern, name); });
   };
   for (const std::string& pattern : pass.exclude) {
     if (matches(pattern)) continue;
-    throw std::invalid_argument("distill: 'layers.exclude': no layer of the model matches '" + pattern + "'");
+    throw std::invalid_argument("distill: layers.exclude: the pattern '" + pattern +
+                                "' matches no layer; layers are named like '" + names.front() + "'" +
+                                pattern_advice(pattern, names));
   }
   return plan;
 }

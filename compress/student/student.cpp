@@ -181,15 +181,20 @@ void check_heads(const runtime::ModelDescription& model, const StudentOptions& o
   }
 }
 
+// Returns what stands before a layer's number: "model.layers.".
+std::string before_layer(const runtime::ModelDescription& model) {
+  const std::string& first = model.blocks.front().name;
+  return first.substr(0, first.rfind('.') + 1);
+}
+
 // Returns the number of the teacher's layer in a tensor's name, or nullopt for a name outside the layers.
-std::optional<int64_t> layer_of(const std::string& name) {
-  constexpr std::string_view kLayers = "model.layers.";
-  if (!name.starts_with(kLayers)) return std::nullopt;
-  const size_t end = name.find_first_not_of("0123456789", kLayers.size());
-  if (end == kLayers.size() || end - kLayers.size() > 9 || end == std::string::npos || name[end] != '.') {
+std::optional<int64_t> layer_of(const std::string& layers, const std::string& name) {
+  if (!name.starts_with(layers)) return std::nullopt;
+  const size_t end = name.find_first_not_of("0123456789", layers.size());
+  if (end == layers.size() || end - layers.size() > 9 || end == std::string::npos || name[end] != '.') {
     return std::nullopt;
   }
-  return std::stoll(name.substr(kLayers.size(), end - kLayers.size()));
+  return std::stoll(name.substr(layers.size(), end - layers.size()));
 }
 
 void copy_small_files(const fs::path& source, const fs::path& directory) {
@@ -206,17 +211,18 @@ std::vector<runtime::StreamedTensor> stream_tensors(const runtime::Checkpoint& t
                                                     const StudentTensors& changes,
                                                     const std::function<void()>& written) {
   const runtime::ModelDescription& model = teacher.description();
+  const std::string layers = before_layer(model);
   std::vector<runtime::StreamedTensor> tensors;
   for (const std::string& name : teacher.tensor_names()) {
     if (is_second_copy(teacher, name)) continue;
     std::string student_name = name, below_block;
     std::vector<int64_t> run;
-    if (const std::optional<int64_t> layer = layer_of(name)) {
+    if (const std::optional<int64_t> layer = layer_of(layers, name)) {
       const auto block = std::find_if(channels.blocks.begin(), channels.blocks.end(),
                                       [&](const StudentBlock& b) { return b.kept == *layer; });
       if (block == channels.blocks.end()) continue;
       below_block = name.substr(model.blocks[static_cast<size_t>(*layer)].name.size() + 1);
-      student_name = "model.layers." + std::to_string(block - channels.blocks.begin()) + "." + below_block;
+      student_name = layers + std::to_string(block - channels.blocks.begin()) + "." + below_block;
       run = block->run;
     }
     const runtime::TensorView& view = teacher.tensor(name);
@@ -260,6 +266,11 @@ void check_student(const runtime::Checkpoint& teacher, const StudentOptions& opt
            teacher.quantization_method() + "): give the model that it was made of");
   }
   const runtime::ModelDescription& model = teacher.description();
+  if (model.is_text_part) {
+    refuse("the teacher " + where +
+           " is the text part of a model of images, whose other parts fit no other widths and layers: save the "
+           "language model by itself, and give that");
+  }
   if (model.has_mixture() && options.changes_widths()) {
     refuse("the teacher " + where +
            " is a mixture of experts, which can lose layers but no heads or channels: leave out 'heads', "

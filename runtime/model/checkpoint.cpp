@@ -6,12 +6,14 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <set>
 #include <stdexcept>
 
 #include "runtime/containers/container_table.h"
 #include "runtime/containers/stored_linear.h"
 #include "runtime/model/checkpoint_files.h"
 #include "runtime/model/own_config.h"
+#include "runtime/model/stored_names.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
@@ -22,14 +24,45 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kHeadName = "lm_head";
-
 // A tensor's place: one of the checkpoint's files, and the position in it.
 struct Entry {
   const TensorView* view = nullptr;
   const SafetensorsFile* file = nullptr;
   const fs::path* path = nullptr;
 };
+
+bool are_equal(const TensorView& a, const TensorView& b) {
+  return a.dtype == b.dtype && a.shape == b.shape && std::memcmp(a.data.data(), b.data.data(), a.data.size()) == 0;
+}
+
+// Adds what stands after the base, up to the next dot.
+void add_child(const std::string& base, const std::string& module, ModuleNames& names) {
+  std::string child = module.substr(base.size(), module.find('.', base.size()) - base.size());
+  if (std::ranges::find(names.children, child) == names.children.end()) names.children.push_back(std::move(child));
+}
+
+ModuleNames module_names(const ModelDescription& model) {
+  ModuleNames names = {.base = model.base, .children = {}, .anchor = {}, .embedding = {}, .head = model.head.name};
+  const std::vector<NormDescription> norms = all_norms(model);
+  const auto anchor = std::ranges::find_if(
+      norms, [&](const NormDescription& norm) { return norm.name.starts_with(model.blocks.front().name + "."); });
+  names.anchor = (anchor == norms.end() ? model.final_norm.name : anchor->name).substr(model.base.size()) + ".weight";
+  names.embedding = model.embedding_name.substr(model.base.size());
+  add_child(model.base, model.embedding_name, names);
+  for (const LinearDescription& linear : block_linears(model)) add_child(model.base, linear.name, names);
+  for (const NormDescription& norm : norms) add_child(model.base, norm.name, names);
+  return names;
+}
+
+ModuleNames module_names(const EncoderDescription& model) {
+  ModuleNames names = {.base = {}, .children = {}, .anchor = {}, .embedding = model.word_embedding.name, .head = {}};
+  names.anchor = model.blocks.front().attention_norm.name + ".weight";
+  add_child("", model.word_embedding.name, names);
+  for (const LinearDescription& linear : block_linears(model)) add_child("", linear.name, names);
+  for (const LayerNormDescription& norm : all_norms(model)) add_child("", norm.name, names);
+  for (const std::string& linear : model.unused_linears) add_child("", linear, names);
+  return names;
+}
 
 }  // namespace
 
@@ -44,12 +77,14 @@ struct Checkpoint::State {
   InputFiles inputs;  // all that was read
   std::vector<fs::path> paths;
   std::vector<SafetensorsFile> files;  // in the order of paths; never resized once `tensors` points into it
-  std::map<std::string, Entry> tensors;
-  std::deque<TensorView> expert_views;  // `tensors` points to these if a file holds all experts in one tensor
+  std::map<std::string, std::string> file_of_tensor;  // the index, by the names in the files
+  StoredNames stored_names;
+  std::map<std::string, Entry> tensors;  // by the description's names
+  std::deque<TensorView> expert_views;   // `tensors` points to these if a file holds all experts in one tensor
 
   [[noreturn]] void fail_missing(const std::string& name) const;
   [[noreturn]] void fail(const std::string& name, const std::string& what) const {
-    throw std::runtime_error(tensors.at(name).path->string() + ": tensor '" + name + "': " + what);
+    throw std::runtime_error(tensors.at(name).path->string() + ": tensor '" + stored_names.stored(name) + "': " + what);
   }
   const TensorView* find(const std::string& name) const {
     const auto entry = tensors.find(name);
@@ -76,6 +111,11 @@ struct Checkpoint::State {
   }
 
   void open_files(WeightFiles found);
+  void add_tensors(size_t f);
+  void rename_tensors();
+  bool has_module(const std::string& module) const;
+  void settle_head();
+  std::string hint_of_files(const std::string& stored) const;
   void describe(DType dtype_if_absent);
   void split_fused_experts();
   void split_tensor(const std::string& fused, std::span<const std::vector<LinearDescription>> parts);
@@ -90,15 +130,37 @@ struct Checkpoint::State {
   std::optional<PackScheme> scheme(const LinearDescription& linear) const;
 };
 
+// Returns where a missing tensor is, or should be; "": nothing says.
+std::string Checkpoint::State::hint_of_files(const std::string& stored) const {
+  if (const auto listed = file_of_tensor.find(stored); listed != file_of_tensor.end()) {
+    return "; " + std::string(kIndexName) + " says that '" + listed->second +
+           "' holds it, which it does not: fetch index and files of the same revision";
+  }
+  for (const fs::path& path : other_weight_files(directory, paths)) {
+    try {
+      if (!SafetensorsFile::open(path).tensors().contains(stored)) continue;
+    } catch (const std::runtime_error&) {
+      continue;  // a file that nobody reads may be anything
+    }
+    return "; '" + path.filename().string() + "' holds it, which " +
+           (file_of_tensor.empty() ? "is not read beside " + std::string(kSingleFileName)
+                                   : std::string(kIndexName) + " does not name") +
+           ": fetch index and files of the same revision";
+  }
+  return "";
+}
+
 void Checkpoint::State::fail_missing(const std::string& name) const {
-  std::string hint;
-  const std::string suffix = "." + name;
+  const std::string stored = stored_names.stored(name), suffix = "." + name;
+  std::string hint = hint_of_files(stored);
   const auto other =
       std::find_if(tensors.begin(), tensors.end(), [&](const auto& entry) { return entry.first.ends_with(suffix); });
-  if (other != tensors.end()) {
+  if (!hint.empty()) {
+    // It says more than the model's other tensors do.
+  } else if (other != tensors.end()) {
     hint = "; there is '" + other->first + "', part of a larger model: save only its language model";
-  } else if (name == std::string(kHeadName) + ".weight") {
-    hint = "; tie_word_embeddings is false in " + std::string(kConfigName) +
+  } else if (name == description.head.name + ".weight") {
+    hint = "; no file holds a head, and tie_word_embeddings is false in " + std::string(kConfigName) +
            ": set it to true if the head shares the embedding's weight";
   } else if (name.ends_with(".weight")) {
     const std::string module = name.substr(0, name.rfind('.'));
@@ -111,31 +173,74 @@ void Checkpoint::State::fail_missing(const std::string& name) const {
       }
     }
   }
-  throw std::runtime_error("'" + directory.string() + "': tensor '" + name + "' is missing: the " + description.family +
-                           " model of " + kConfigName + " needs it" + hint);
+  throw std::runtime_error("'" + directory.string() + "': tensor '" + stored + "' is missing: the " +
+                           description.family + " model of " + kConfigName + " needs it" + hint);
 }
 
 void Checkpoint::State::open_files(WeightFiles found) {
   paths = std::move(found.paths);
+  file_of_tensor = std::move(found.file_of_tensor);
   for (const fs::path& path : paths) {
     inputs.add(path);
     files.push_back(SafetensorsFile::open(path));
   }
-  std::map<std::string, size_t> number_of_file;
-  for (size_t f = 0; f < paths.size(); ++f) number_of_file[paths[f].filename().string()] = f;
+  for (size_t f = 0; f < files.size(); ++f) add_tensors(f);
+  rename_tensors();
+}
 
-  if (found.file_of_tensor.empty()) {
-    for (const auto& [name, view] : files[0].tensors()) tensors[name] = {&view, &files[0], &paths[0]};
-    return;
-  }
-  for (const auto& [name, file_name] : found.file_of_tensor) {
-    const size_t f = number_of_file.at(file_name);
-    const auto view = files[f].tensors().find(name);
-    if (view == files[f].tensors().end()) {
-      throw std::runtime_error("'" + paths[f].string() + "' lacks tensor '" + name + "', which " + kIndexName +
-                               " says is there: fetch index and files of the same revision");
+// An index says which files there are. What a file holds, the file says: an index may be older. Of two files with the
+// same tensor the index chooses.
+void Checkpoint::State::add_tensors(size_t f) {
+  for (const auto& [name, view] : files[f].tensors()) {
+    const Entry entry = {&view, &files[f], &paths[f]};
+    const auto [place, is_new] = tensors.emplace(name, entry);
+    if (is_new) continue;
+    const auto listed = file_of_tensor.find(name);
+    const std::string chosen = listed == file_of_tensor.end() ? "" : listed->second;
+    if (chosen == paths[f].filename()) {
+      place->second = entry;
+    } else if (chosen != place->second.path->filename() && !are_equal(view, *place->second.view)) {
+      throw std::runtime_error("'" + place->second.path->string() + "' and '" + paths[f].string() +
+                               "' hold different tensors '" + name + "', and " + kIndexName +
+                               " does not say which is meant: fetch index and files of the same revision");
     }
-    tensors[name] = {&view->second, &files[f], &paths[f]};
+  }
+}
+
+void Checkpoint::State::rename_tensors() {
+  std::vector<std::string> names;
+  for (const auto& [name, entry] : tensors) names.push_back(name);
+  in_this_directory(
+      [&] { stored_names = StoredNames(names, encoder ? module_names(*encoder) : module_names(description)); });
+  if (stored_names.are_described()) return;
+  std::map<std::string, Entry> renamed;
+  for (const auto& [name, entry] : tensors) {
+    if (renamed.emplace(stored_names.described(name), entry).second) continue;
+    throw std::runtime_error("'" + directory.string() + "': expected one tensor '" + stored_names.described(name) +
+                             "', found it under another name too, '" + name + "': the checkpoint is mixed up");
+  }
+  tensors = std::move(renamed);
+}
+
+bool Checkpoint::State::has_module(const std::string& module) const {
+  const auto tensor = tensors.lower_bound(module + ".");
+  return tensor != tensors.end() && tensor->first.starts_with(module + ".");
+}
+
+// A head and an embedding that share their weight may be stored under either name. Where only a default says that they
+// share it, a stored head decides, as in transformers.
+void Checkpoint::State::settle_head() {
+  const std::string head = description.head.name + ".", embedding = description.embedding_name + ".";
+  if (encoder || !description.tied_head || !has_module(description.head.name)) return;
+  if (!has_module(description.embedding_name)) {
+    while (has_module(description.head.name)) {
+      auto tensor = tensors.extract(tensors.lower_bound(head));
+      tensor.key() = embedding + tensor.key().substr(head.size());
+      tensors.insert(std::move(tensor));
+    }
+  } else if (const TensorView* own = find(head + "weight"), *shared = find(embedding + "weight");
+             description.is_tie_assumed && own != nullptr && shared != nullptr && !are_equal(*own, *shared)) {
+    description.tied_head = false;
   }
 }
 
@@ -226,10 +331,19 @@ std::vector<float> Checkpoint::State::finite_values(const std::string& name, int
 std::optional<PackScheme> Checkpoint::State::scheme(const LinearDescription& linear) const {
   std::optional<PackScheme> stored;
   if (!quantization) return stored;
-  in_this_directory([&] {
-    stored = quantization->config->scheme_of(linear.name, is_table(linear.name) ? "Embedding" : "Linear", finder());
-  });
-  return stored;
+  const std::string_view class_name = is_table(linear.name) ? "Embedding" : "Linear";
+  in_this_directory([&] { stored = quantization->config->scheme_of(linear.name, class_name, finder()); });
+  // The configuration may know the module by its name in the file. Where the two names say different things, the
+  // weight itself tells whether it is quantized.
+  const std::string name = stored_names.stored(linear.name);
+  if (name == linear.name) return stored;
+  std::optional<PackScheme> of_file;
+  const FindTensor find_stored = [this](const std::string& tensor) { return find(stored_names.described(tensor)); };
+  in_this_directory([&] { of_file = quantization->config->scheme_of(name, class_name, find_stored); });
+  if (of_file.has_value() == stored.has_value()) return stored;
+  const TensorView* const weight = find(linear.name + ".weight");
+  const std::optional<PackScheme>& said = stored ? stored : of_file;
+  return weight != nullptr && is_float_dtype(weight->dtype) && !said->has_own_tensor() ? std::nullopt : said;
 }
 
 void Checkpoint::State::check_linear(const LinearDescription& linear) const {
@@ -252,12 +366,11 @@ void Checkpoint::State::check_linear(const LinearDescription& linear) const {
 
 // Files of a tied model may hold the shared weight twice. Only equal copies are the model that config.json describes.
 void Checkpoint::State::check_tied_head() const {
-  const std::string prefix = std::string(kHeadName) + ".";
+  const std::string prefix = description.head.name + ".";
   for (auto entry = tensors.lower_bound(prefix); entry != tensors.end() && entry->first.starts_with(prefix); ++entry) {
     const TensorView& copy = *entry->second.view;
     const TensorView* table = find(description.embedding_name + "." + entry->first.substr(prefix.size()));
-    if (table == nullptr || table->dtype != copy.dtype || table->shape != copy.shape ||
-        std::memcmp(table->data.data(), copy.data.data(), copy.data.size()) != 0) {
+    if (table == nullptr || !are_equal(*table, copy)) {
       fail(entry->first, "differs from the embedding, although tie_word_embeddings is true in " +
                              std::string(kConfigName) + ": set it to false if the head has weights of its own");
     }
@@ -325,6 +438,7 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
   const TensorView* norm = state.find(norm_name + ".weight");
   if (norm != nullptr && is_float_dtype(norm->dtype)) state.describe(norm->dtype);
   if (!state.generation.eos_tokens.empty()) state.description.stop_tokens = state.generation.eos_tokens;
+  state.settle_head();
   if (state.encoder) {
     state.check_encoder();
   } else {
@@ -396,6 +510,27 @@ const TensorView& Checkpoint::tensor(const std::string& name) const {
   const TensorView* view = state_->find(name);
   if (view == nullptr) throw std::runtime_error("'" + directory().string() + "' has no tensor '" + name + "'");
   return *view;
+}
+
+std::string Checkpoint::written_name(const std::string& tensor) const {
+  const bool is_part = !is_encoder() && state_->description.is_text_part;
+  return is_part ? state_->stored_names.stored(tensor) : tensor;
+}
+
+std::vector<std::string> Checkpoint::other_parts() const {
+  std::set<std::string> parts;
+  if (is_encoder() || !state_->description.is_text_part) return {};
+  const ModelDescription& model = state_->description;
+  const ModuleNames own = module_names(model);
+  for (const auto& [name, entry] : state_->tensors) {
+    const auto is_in = [&](const std::string& module) { return name.starts_with(module + "."); };
+    const bool is_text = is_in(own.head) ||
+                         std::ranges::any_of(own.children, [&](const auto& child) { return is_in(own.base + child); });
+    if (is_text) continue;
+    const std::string_view below = name.starts_with("model.") ? std::string_view(name).substr(6) : name;
+    parts.emplace(below.substr(0, below.find('.')));
+  }
+  return {parts.begin(), parts.end()};
 }
 
 std::vector<std::string> Checkpoint::tensor_names() const {

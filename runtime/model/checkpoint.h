@@ -18,8 +18,8 @@
 
 namespace pare::runtime {
 
-// Opening validates everything first: the index against the files, every tensor that the model description asks for
-// (present, dtype, shape), the quantization_config. Reading a weight checks its values (finite; scales, zeros and
+// Opening validates everything first: that the index's files are there, every tensor that the model description asks
+// for (present, dtype, shape), the quantization_config. Reading a weight checks its values (finite; scales, zeros and
 // groups in range). Tensors that the model does not need are tolerated. Throws std::invalid_argument for a config.json
 // that describes no model that pare knows. Throws std::runtime_error for files that do not hold what it describes:
 // file, tensor, expected, found, what to do.
@@ -47,6 +47,13 @@ class Checkpoint {
   bool has_tensor(const std::string& name) const;
   const TensorView& tensor(const std::string& name) const;  // throws std::runtime_error if missing
   std::vector<std::string> tensor_names() const;            // sorted
+  // Returns the name under which a result made from this checkpoint stores a tensor. Tensors have the description's
+  // names, whatever those of the files are (stored_names.h), and results have them too. The text part of a whole model
+  // keeps its names, since programs know the whole by them.
+  std::string written_name(const std::string& tensor) const;
+  // Returns the modules of a whole model beside its text part, without a "model." before them: "vision_tower". Empty
+  // for other models.
+  std::vector<std::string> other_parts() const;
   std::vector<std::filesystem::path> weight_files() const;  // the safetensors files
 
   // Returns the SHA-256 by file name of what was read: config.json's text, and the weight files as they are mapped.

@@ -90,6 +90,20 @@ WeightFiles find_weight_files(const fs::path& directory) {
                            kIndexName + ": fetch the whole checkpoint");
 }
 
+std::vector<fs::path> other_weight_files(const fs::path& directory, const std::vector<fs::path>& paths) {
+  constexpr size_t kMost = 100;
+  std::vector<fs::path> others;
+  std::error_code error;
+  for (fs::directory_iterator file(directory, error), end; !error && file != end; file.increment(error)) {
+    const fs::path& path = file->path();
+    const bool is_read = std::ranges::any_of(paths, [&](const fs::path& p) { return p.filename() == path.filename(); });
+    if (path.extension() == ".safetensors" && !is_read && fs::is_regular_file(path)) others.push_back(path);
+  }
+  std::sort(others.begin(), others.end());
+  if (others.size() > kMost) others.resize(kMost);
+  return others;
+}
+
 std::optional<Quantization> read_quantization_config(const std::string& config_json, const fs::path& path) {
   const Json config = parse_object(config_json, path);
   if (const auto old = config.find("compression_config"); old != config.end() && !old->is_null()) {

@@ -27,6 +27,9 @@ struct WeightFiles {
 // One file wins over an index, as in transformers. Throws std::runtime_error for a directory without weights, for a
 // file that is not an index or leads out of the directory, and for missing files that it names.
 WeightFiles find_weight_files(const std::filesystem::path& directory);
+// Returns the directory's safetensors files that are not among `paths`, sorted. For messages: no more than 100.
+std::vector<std::filesystem::path> other_weight_files(const std::filesystem::path& directory,
+                                                      const std::vector<std::filesystem::path>& paths);
 
 // The quantization_config of a quantized checkpoint.
 struct Quantization {

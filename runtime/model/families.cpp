@@ -86,7 +86,6 @@ constexpr std::array kFamilies{
     DecoderFamily{.name = "gemma3",
                   .model_type = "gemma3_text",
                   .architecture = "Gemma3ForCausalLM",
-                  .whole_model_type = "gemma3",
                   .tied_by_default = true,
                   .needs_head_size = true,
                   .activation_key = "hidden_activation",

@@ -73,10 +73,9 @@ struct MixtureTraits {
 
 // A decoder. "" stands for a key that the family has not.
 struct DecoderFamily {
-  std::string_view name;                   // in messages and records
-  std::string_view model_type;             // of config.json
-  std::string_view architecture;           // its class in `architectures`
-  std::string_view whole_model_type = {};  // of the model of texts and images whose text part this is; it is refused
+  std::string_view name;          // in messages and records
+  std::string_view model_type;    // of config.json
+  std::string_view architecture;  // its class in `architectures`
   bool tied_by_default = false;
   bool may_lack_kv_heads = false;  // a file without num_key_value_heads has as many as heads, else it is refused
   bool needs_head_size = false;    // a file without head_dim is refused, else it is hidden_size / num_attention_heads

@@ -14,6 +14,7 @@
 #include "runtime/model/families.h"
 #include "runtime/model/rope_config.h"
 #include "runtime/model/rope_scaling.h"
+#include "runtime/model/whole_models.h"
 
 namespace pare::runtime {
 namespace {
@@ -25,6 +26,12 @@ constexpr int64_t kMaxExpertsInAll = int64_t{1} << 17;  // over all blocks
 constexpr double kMaxFactor = 1e6;
 constexpr size_t kMaxEosTokens = 1024;
 
+// Returns the class that such a model is saved as without its head, which is no loss where the embedding is the head:
+// "Qwen3Model" for "Qwen3ForCausalLM".
+std::string class_without_head(std::string_view architecture) {
+  return std::string(architecture.substr(0, architecture.find("For"))) + "Model";
+}
+
 const DecoderFamily& find_family(const ConfigSection& config) {
   const std::string model_type = config.string("model_type");
   const DecoderFamily* family = decoder_families().find(&DecoderFamily::model_type, model_type);
@@ -34,18 +41,18 @@ const DecoderFamily& find_family(const ConfigSection& config) {
       reason = "has " + std::string(missing) + ", which pare does not compute";
     } else if (model_type.ends_with("_moe")) {
       reason = "is a mixture of experts of a family that pare does not know";
-    } else if (const DecoderFamily* text = decoder_families().find(&DecoderFamily::whole_model_type, model_type)) {
-      reason = "is the vision-language model; pare reads only its text model (model_type " +
-               std::string(text->model_type) + ")";
     }
-    config.fail("model_type", "one of " + decoder_families().list(&DecoderFamily::model_type) + " (" +
-                                  value_text(Json(model_type)) + " " + reason + ")");
+    config.fail("model_type", "one of " + decoder_families().list(&DecoderFamily::model_type) + ", or of " +
+                                  whole_model_types() + " with images (" + value_text(Json(model_type)) + " " + reason +
+                                  ")");
   }
 
   if (const Json* architectures = config.find("architectures"); architectures != nullptr) {
+    const std::string without_head = class_without_head(family->architecture);
     const bool is_causal_model =
-        architectures->is_array() && std::any_of(architectures->begin(), architectures->end(),
-                                                 [&](const Json& name) { return name == family->architecture; });
+        architectures->is_array() && std::any_of(architectures->begin(), architectures->end(), [&](const Json& name) {
+          return name == family->architecture || name == without_head;
+        });
     if (!is_causal_model) {
       const bool has_name = architectures->is_array() && !architectures->empty();
       config.fail("architectures", "a list with " + std::string(family->architecture) +
@@ -269,7 +276,7 @@ void set_mixture(const MixtureOptions& mixture, int64_t width, BlockDescription&
 BlockDescription describe_block(const ModelDescription& model, const DecoderFamily& family, const Biases& biases,
                                 const MakeNorm& make_norm, int64_t index) {
   BlockDescription block;
-  block.name = "model.layers." + std::to_string(index);
+  block.name = model.base + "layers." + std::to_string(index);
   const std::string attention = block.name + ".self_attn.";
   const std::string feed_forward = block.name + ".mlp.";
   const int64_t width = model.hidden_size;
@@ -305,19 +312,26 @@ BlockDescription describe_block(const ModelDescription& model, const DecoderFami
 }  // namespace
 
 ModelDescription describe_model(const std::string& config_json, const std::string& where, DType dtype_if_absent) {
-  const Json parsed = parse_config(config_json, where);
-  const ConfigSection config(parsed, where);
+  Json parsed = parse_config(config_json, where);
+  const std::optional<TextPart> part = find_text_part(parsed, where);
+  if (part) parsed = parse_config(part->config_json, where);
+  const ConfigSection config(parsed, where, part ? part->path : "");
   const DecoderFamily& family = find_family(config);
   refuse_what_is_not_implemented(config, family);
 
   ModelDescription model;
   model.family = family.name;
+  if (part) {
+    model.is_text_part = true;
+    model.base = part->base;
+    model.is_tie_assumed = part->is_tie_assumed;
+  }
   read_sizes(config, family, model);
   read_token_ids(config, model);
   model.dtype = config.dtype_or(dtype_if_absent);
   model.activation = config.activation_or(family.activation_key, family.default_activation);
   model.tied_head = config.boolean_or("tie_word_embeddings", family.tied_by_default);
-  model.embedding_name = "model.embed_tokens";
+  model.embedding_name = model.base + "embed_tokens";
   model.head = {"lm_head", model.vocabulary_size, model.hidden_size, false};
   read_factors(config, family, model);
 
@@ -330,7 +344,7 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
   const MakeNorm make_norm = [&](const std::string& name, int64_t width) {
     return NormDescription{name, width, epsilon, family.has_unit_offset};
   };
-  model.final_norm = make_norm("model.norm", model.hidden_size);
+  model.final_norm = make_norm(model.base + "norm", model.hidden_size);
 
   const int64_t num_blocks = config.integer("num_hidden_layers", 1, kMaxBlocks);
   const std::vector<int64_t> windows = sliding_windows(config, family, num_blocks);

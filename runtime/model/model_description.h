@@ -87,6 +87,8 @@ struct BlockDescription {
 
 struct ModelDescription {
   std::string family;             // the name of its row in families.cpp
+  std::string base = "model.";    // before the names of all modules but the head
+  bool is_text_part = false;      // of a whole model with other parts (whole_models.h)
   int64_t hidden_size = 0;        // D
   int64_t feed_forward_size = 0;  // F of the widest block; for a mixture, of one expert
   int64_t num_heads = 0;          // H
@@ -103,6 +105,7 @@ struct ModelDescription {
   bool tied_head = false;
   float residual_scale = 1.0f;     // factor of what attention and feed-forward add to the hidden state
   float logit_scale = 1.0f;        // factor of the logits; the final norm's gain takes it
+  bool is_tie_assumed = false;     // nothing says that the head is tied, unless it is not stored
   float attention_scale = 0.0f;    // factor of q k^T
   float attention_softcap = 0.0f;  // 0: none; otherwise cap * tanh(x / cap)
   float logit_softcap = 0.0f;

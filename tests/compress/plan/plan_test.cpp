@@ -141,6 +141,24 @@ TEST(Plan, RefusesPatternsThatChangeNothing) {
       "llama_gqa_untied",
       "passes:\n  - rtn: {bits: 4, group_size: 128}\n    layers: {override: {\"re:.*\": {group_size: -1}}}\n",
       {"re:.*", "no layer", "any characters"});
+  // Patterns of llm-compressor: what pare writes for them, where that can be said, before any complaint of a layer.
+  for (const auto& [expression, advice] : std::vector<std::pair<std::string, std::string>>{
+           {"re:.*down_proj", ": write '*down_proj'"},
+           {"re:^model\\\\.layers\\\\.0\\\\..*o_proj$", ": write 'model.layers.0.*o_proj'"},
+           {"re:model.layers.1", ": write 'model.layers.1*'"},
+           {"re:.*layers[.]0", "regular expressions are not read here"},
+           {"re:(q|k)_proj", "regular expressions are not read here"},
+           {"re:.*nothing", "regular expressions are not read here"}}) {
+    const std::string narrow = "passes:\n  - rtn: {bits: 4, group_size: 128}\n    layers: ";
+    for (const char* key : {"{exclude: [\"", "{override: {\""}) {
+      const bool excludes = std::string(key).starts_with("{exclude");
+      expect_refused("llama_gqa_untied", narrow + key + expression + (excludes ? "\"]}\n" : "\": {group_size: -1}}}\n"),
+                     {excludes ? "layers.exclude" : "layers.override", "matches no layer", advice});
+    }
+    expect_refused("llama_gqa_untied",
+                   "passes:\n  - rtn: {bits: 4, group_size: 128}\nsensitivity: {groups: [\"" + expression + "\"]}\n",
+                   {"sensitivity.groups", "matches no layer", advice});
+  }
   expect_refused("llama_gqa_untied",
                  "passes:\n  - rtn: {bits: 4, group_size: -1}\nsensitivity: {groups: [\"*.nothing\"]}\n",
                  {"sensitivity.groups", "*.nothing"});

@@ -88,6 +88,7 @@ class Interoperability : public testing::Test {
 
 // In float32, compressed-tensors' scale * (code - zero) is rounded once, as ours. Only the order of sums differs.
 TEST_F(Interoperability, TransformersReadsTheWeightsThatWeStored) {
+  const std::string text = (family("qwen2_biases_tied") / "ids.npy").string();
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"llama_gqa_untied", "gptq: {bits: 4, group_size: 32}"},
       {"qwen2_biases_tied", "gptq: {bits: 3, group_size: 32, symmetric: false}"},
@@ -105,7 +106,11 @@ TEST_F(Interoperability, TransformersReadsTheWeightsThatWeStored) {
       {"phi3_longrope_partial", "rtn: {bits: 8, group_size: -1}"},
       {"glm4_four_norms", "gptq: {bits: 4, group_size: -1, symmetric: false}"},
       {"olmo2_norms_after", "awq: {}\n  - rtn: {bits: 4, group_size: -1}"},
-      {"granite_factors", "sparsegpt: {pattern: \"2:4\"}"}};
+      {"granite_factors", "sparsegpt: {pattern: \"2:4\"}"},
+      {"qwen2_biases_tied", "rtn: {bits: 4, group_size: 32}\n  - distill: {text: " + text +
+                                ", validation_text: " + text +
+                                ", validation_windows: 1, total_tokens: 128, batch: 1, train: {weights: false}, "
+                                "scale_learning_rate: 1e-3}"}};
   int number = 0;
   for (const auto& [name, pass] : cases) {
     const std::string out = "out" + std::to_string(number++);

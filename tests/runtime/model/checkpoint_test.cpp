@@ -421,19 +421,9 @@ TEST_F(CheckpointTest, ManyTensorsAndNamesInItsListsAreNoLongWork) {
 
 TEST_F(CheckpointTest, IndexAndFilesMustAgree) {
   const Json index = write_sharded(tiny_llama(), "model.layers.0.mlp.up_proj.weight");
-  const std::string first = "model-00001-of-00002.safetensors", second = "model-00002-of-00002.safetensors";
+  const std::string second = "model-00002-of-00002.safetensors";
 
-  Json wrong = index;  // a tensor is in the other shard
-  wrong["weight_map"]["lm_head.weight"] = second;
-  write_index(wrong);
-  expect_all_in(refusal(), {second, "lm_head.weight"});
-
-  wrong = index;  // the index does not list a needed tensor
-  wrong["weight_map"].erase("model.norm.weight");
-  write_index(wrong);
-  expect_all_in(refusal(), {"model.norm.weight", "missing"});
-
-  wrong = index;  // a shard does not exist
+  Json wrong = index;  // a shard does not exist
   wrong["weight_map"]["model.norm.weight"] = "model-00003-of-00003.safetensors";
   write_index(wrong);
   expect_all_in(refusal(), {"model-00003-of-00003.safetensors", "missing"});

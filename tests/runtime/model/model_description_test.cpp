@@ -364,11 +364,19 @@ TEST(ModelDescription, RefusesImpossibleMixtures) {
   expect_all_in(refusal(without(qwen, "moe_intermediate_size")), {"moe_intermediate_size", "nothing"});
 }
 
+TEST(ModelDescription, AModelMayBeSavedAsTheClassWithoutAHead) {
+  EXPECT_NO_THROW(describe(changed(llama_config(), "architectures", {"LlamaModel"})));
+}
+
 TEST(ModelDescription, RefusesUnknownArchitecturesByName) {
   expect_all_in(refusal(changed(llama_config(), "model_type", "gpt_neox")),
                 {"dir/config.json", "gpt_neox", "llama, mistral"});
   expect_all_in(refusal(changed(llama_config(), "model_type", "qwen2_moe")), {"qwen2_moe", "mixture of experts"});
-  expect_all_in(refusal(changed(llama_config(), "model_type", "gemma3")), {"gemma3_text", "vision"});
+  expect_all_in(refusal(changed(llama_config(), "model_type", "gemma3")), {"Gemma3ForConditionalGeneration"});
+  expect_all_in(refusal(changed(without(llama_config(), "architectures"), "model_type", "gemma3")),
+                {"'text_config'", "an object", "nothing"});
+  expect_all_in(refusal({{"model_type", "llava"}, {"text_config", {{"model_type", "gpt_neox"}}}}),
+                {"'text_config.model_type'", "gpt_neox", "llama, mistral"});
   expect_all_in(refusal(changed(llama_config(), "model_type", 3)), {"model_type", "a string", "3"});
   expect_all_in(refusal(without(llama_config(), "model_type")), {"model_type", "nothing"});
   expect_all_in(refusal(changed(llama_config(), "architectures", {"LlamaForSequenceClassification"})),
