@@ -408,9 +408,10 @@ Prediction predict_encoder(const RunPlan& plan, const runtime::Checkpoint& check
   }
   const int64_t libraries =
       process_bytes(base_bytes, workload.num_threads, std::max(model.hidden_size, model.feed_forward_size));
-  const int64_t walk_bytes = libraries + sizes.largest_block * (4 + 1 + 1) + work_bytes +
-                             EncoderWalk::size_bytes(model, workload.calibration_tokens) +
-                             workload.num_threads * EncoderFunctions::forward_bytes(model, workload.longest_text);
+  const int64_t walk_bytes =
+      libraries + sizes.largest_block * (4 + 1 + 1) + work_bytes +
+      EncoderWalk::size_bytes(model, workload.calibration_tokens) +
+      workload.num_threads * (EncoderFunctions::forward_bytes(model, workload.longest_text) + kWalkingHeapBytes);
   int64_t num_evaluated = 0;  // texts, of each model
   double evaluating_seconds = 0.0;
   for (const runtime::EvaluationExtent& evaluation : workload.evaluations) {

@@ -92,7 +92,7 @@ TEST(GenerationConfig, ItsEndTokensReplaceThoseOfTheConfig) {
   write_file_atomically(folder.path() / "m" / kGenerationConfigName, R"({"do_sample": true})");
   EXPECT_EQ(Checkpoint::open(folder.path() / "m").description().stop_tokens, (std::vector<int32_t>{2}));
   write_file_atomically(folder.path() / "m" / kGenerationConfigName, "{");
-  expect_error<std::runtime_error>([&] { Checkpoint::open(folder.path() / "m"); }, {"generation_config.json"});
+  expect_error<std::invalid_argument>([&] { Checkpoint::open(folder.path() / "m"); }, {"generation_config.json"});
 }
 
 }  // namespace

@@ -93,6 +93,8 @@ const std::vector<DeletingCall>& allowed_calls() {
       // Temporary imports in TMPDIR.
       {"runtime/import/model_directory.cpp", "fs::remove_all(entry->path(), ignored);",
        "a folder of this user, locked by this process, with pare's mark and name"},
+      {"runtime/files/safetensors.cpp", "std::filesystem::resize_file(path, file_bytes);",
+       "the file that it has just written grows"},
       {"runtime/import/model_directory.cpp", "::rmdir(entry->path().c_str());", empty},
       {"runtime/import/model_directory.cpp", "fs::remove(name);", "in the folder that this object has made"},
       {"runtime/import/model_directory.cpp", "if (!temporary_.empty()) fs::remove_all(temporary_, ignored);",
