@@ -21,17 +21,17 @@ std::optional<Value> find_named(const std::array<Named<Value>, N>& all, std::str
   return found == all.end() ? std::nullopt : std::optional(found->value);
 }
 
-constexpr std::array kComparisons = {Named{std::string_view("=="), JinjaComparison::equal},
-                                     Named{std::string_view("!="), JinjaComparison::not_equal},
-                                     Named{std::string_view("<"), JinjaComparison::less},
-                                     Named{std::string_view("<="), JinjaComparison::less_equal},
-                                     Named{std::string_view(">"), JinjaComparison::greater},
-                                     Named{std::string_view(">="), JinjaComparison::greater_equal}};
-constexpr std::array kSums = {Named{std::string_view("+"), JinjaOperator::add},
-                              Named{std::string_view("-"), JinjaOperator::subtract}};
+constexpr std::array kComparisons = {Named<JinjaComparison>{"==", JinjaComparison::equal},
+                                     Named<JinjaComparison>{"!=", JinjaComparison::not_equal},
+                                     Named<JinjaComparison>{"<", JinjaComparison::less},
+                                     Named<JinjaComparison>{"<=", JinjaComparison::less_equal},
+                                     Named<JinjaComparison>{">", JinjaComparison::greater},
+                                     Named<JinjaComparison>{">=", JinjaComparison::greater_equal}};
+constexpr std::array kSums = {Named<JinjaOperator>{"+", JinjaOperator::add},
+                              Named<JinjaOperator>{"-", JinjaOperator::subtract}};
 constexpr std::array kProducts = {
-    Named{std::string_view("*"), JinjaOperator::multiply}, Named{std::string_view("/"), JinjaOperator::divide},
-    Named{std::string_view("//"), JinjaOperator::floor_divide}, Named{std::string_view("%"), JinjaOperator::modulo}};
+    Named<JinjaOperator>{"*", JinjaOperator::multiply}, Named<JinjaOperator>{"/", JinjaOperator::divide},
+    Named<JinjaOperator>{"//", JinjaOperator::floor_divide}, Named<JinjaOperator>{"%", JinjaOperator::modulo}};
 
 }  // namespace
 

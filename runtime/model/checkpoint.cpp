@@ -523,7 +523,7 @@ std::vector<std::string> Checkpoint::other_parts() const {
   const ModelDescription& model = state_->description;
   const ModuleNames own = module_names(model);
   for (const auto& [name, entry] : state_->tensors) {
-    const auto is_in = [&](const std::string& module) { return name.starts_with(module + "."); };
+    const auto is_in = [&name = name](const std::string& module) { return name.starts_with(module + "."); };
     const bool is_text = is_in(own.head) ||
                          std::ranges::any_of(own.children, [&](const auto& child) { return is_in(own.base + child); });
     if (is_text) continue;

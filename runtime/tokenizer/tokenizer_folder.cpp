@@ -265,7 +265,7 @@ void add_class_tokens(const TokenizerClass& of_class, const json& config, NamedT
     }
     of_model.push_back(token);
     const bool known = std::any_of(tokens.of_the_map.begin(), tokens.of_the_map.end(),
-                                   [&](const auto& entry) { return entry.first == key; });
+                                   [&key = key](const auto& entry) { return entry.first == key; });
     if (!known) tokens.of_the_map.emplace_back(key, token);
   }
   if (of_class.named_are_objects) {
