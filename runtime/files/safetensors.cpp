@@ -6,7 +6,6 @@
 #include <set>
 #include <stdexcept>
 
-#include "runtime/files/safetensors_header.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/visible_text.h"

@@ -58,5 +58,8 @@ struct StreamedTensor {
 // Writes the same file, streamed. Also throws std::runtime_error if a producer passes on another number of bytes, and
 // whatever a producer throws.
 void write_safetensors(const std::filesystem::path& path, std::vector<StreamedTensor> tensors);
+// Writes the same with a hole in place of the tensors' bytes, for models whose weights are not there yet: it reads as
+// zeros and takes no disk. Nothing is produced. Throws what write_safetensors throws.
+void write_safetensors_header(const std::filesystem::path& path, std::vector<StreamedTensor> tensors);
 
 }  // namespace pare::runtime

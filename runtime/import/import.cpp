@@ -7,7 +7,6 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "runtime/files/safetensors_header.h"
 #include "runtime/import/import_sources.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/model/checkpoint_files.h"
