@@ -1,13 +1,9 @@
 #include "compress/record/prompts.h"
 
-#include <algorithm>
-#include <functional>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <stdexcept>
 #include <string_view>
 
-#include "runtime/chat/chat_template.h"
 #include "runtime/evaluate/instruction_data.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
@@ -33,30 +29,13 @@ void add(std::vector<std::string>& prompts, std::string prompt, const std::strin
   prompts.push_back(std::move(prompt));
 }
 
-// Visits the lines of a file that are not blank; `where` names the file and the line.
-void for_each_line(const std::string& text, const std::string& path,
-                   const std::function<void(std::string_view line, const std::string& where)>& visit) {
-  for (size_t begin = 0, number = 1; begin < text.size(); ++number) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string_view line = std::string_view(text).substr(begin, end - begin);
-    begin = end + 1;
-    if (line.find_first_not_of(" \t\r") != std::string_view::npos) visit(line, path + ":" + std::to_string(number));
-  }
-}
-
 runtime::SourceTexts read_lines(const std::string& text, const std::string& path, const std::filesystem::path& model) {
+  if (auto chats = read_conversations(text, path, model, runtime::ChatPart::to_be_answered)) return *chats;
   runtime::SourceTexts prompts;
-  std::optional<runtime::ChatTemplate> chat_template;
-  for_each_line(text, path, [&](std::string_view line, const std::string& where) {
-    if (prompts.texts.empty() && runtime::holds_chat(line, where)) {
-      chat_template = runtime::ChatTemplate::open(model);
-      prompts.are_chats = true;
-    }
-    std::string prompt = chat_template
-                             ? chat_template->render(parse_chat(line, where, runtime::ChatPart::to_be_answered))
-                             : string_field(runtime::parse_json(line, where, runtime::Nul::allowed), "prompt",
-                                            /*is_optional=*/false, where);
-    add(prompts.texts, std::move(prompt), where);
+  runtime::for_each_line(text, path, [&](std::string_view line, const std::string& where) {
+    add(prompts.texts,
+        string_field(runtime::parse_json(line, where, runtime::Nul::allowed), "prompt", /*is_optional=*/false, where),
+        where);
   });
   return prompts;
 }

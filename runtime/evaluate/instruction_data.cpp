@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "runtime/evaluate/token_source.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
@@ -97,13 +98,9 @@ InstructionData read_instructions(const std::filesystem::path& path, int64_t num
       read_object(objects[i], path.string() + ", object " + std::to_string(i + 1), data);
     }
   } else {
-    for (size_t begin = 0, number = 1; begin < text.size(); ++number) {
-      const size_t end = std::min(text.find('\n', begin), text.size());
-      const std::string_view line = std::string_view(text).substr(begin, end - begin);
-      begin = end + 1;
-      const std::string where = path.string() + ":" + std::to_string(number);
-      if (!is_blank(line)) read_object(parse_json(line, where, Nul::allowed), where, data);
-    }
+    for_each_line(text, path.string(), [&](std::string_view line, const std::string& where) {
+      read_object(parse_json(line, where, Nul::allowed), where, data);
+    });
   }
   const auto num_found = static_cast<int64_t>(data.examples.size());
   if (num_found < std::max<int64_t>(num_examples, 1)) {

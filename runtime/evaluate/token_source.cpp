@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "runtime/chat/chat_template.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
@@ -31,16 +30,6 @@ std::string read_document(std::string_view line, const std::string& where) {
   return text->get<std::string>();
 }
 
-// Visits the lines of a text, numbered from 1, except those of white space alone.
-void for_each_line(std::string_view text, const std::function<void(std::string_view line, size_t number)>& visit) {
-  for (size_t begin = 0, number = 1; begin < text.size(); ++number) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string_view line = text.substr(begin, end - begin);
-    begin = end + 1;
-    if (line.find_first_not_of(" \t\r") != std::string_view::npos) visit(line, number);
-  }
-}
-
 std::string join_documents(const std::vector<std::string>& documents) {
   std::string text;
   for (size_t i = 0; i < documents.size(); ++i) (text += i > 0 ? kBetweenDocuments : "") += documents[i];
@@ -49,29 +38,10 @@ std::string join_documents(const std::vector<std::string>& documents) {
 
 std::vector<std::string> read_lines(std::string_view lines, const std::string& file) {
   std::vector<std::string> documents;
-  for_each_line(lines, [&](std::string_view line, size_t number) {
-    documents.push_back(read_document(line, file + ":" + std::to_string(number)));
+  for_each_line(lines, file, [&](std::string_view line, const std::string& where) {
+    documents.push_back(read_document(line, where));
   });
   return documents;
-}
-
-// Says by the first line whether all lines are conversations.
-bool are_conversations(std::string_view lines, const std::string& file) {
-  std::optional<bool> are_chats;
-  for_each_line(lines, [&](std::string_view line, size_t number) {
-    if (!are_chats) are_chats = holds_chat(line, file + ":" + std::to_string(number));
-  });
-  return are_chats.value_or(false);
-}
-
-std::vector<std::string> render_conversations(std::string_view lines, const std::string& file,
-                                              const ChatTemplate& chat_template) {
-  std::vector<std::string> texts;
-  for_each_line(lines, [&](std::string_view line, size_t number) {
-    throw_if_interrupted();
-    texts.push_back(chat_template.render(parse_chat(line, file + ":" + std::to_string(number))));
-  });
-  return texts;
 }
 
 // Returns the name for messages.
@@ -143,8 +113,8 @@ std::vector<std::string> read_texts(const std::filesystem::path& path) {
   const std::string file = read_source(path);
   check_text(file, path);
   std::vector<std::string> texts;
-  for_each_line(file, [&](std::string_view line, size_t number) {
-    texts.push_back(is_jsonl ? read_document(line, name_of(path) + ":" + std::to_string(number))
+  for_each_line(file, name_of(path), [&](std::string_view line, const std::string& where) {
+    texts.push_back(is_jsonl ? read_document(line, where)
                              : std::string(line.ends_with('\r') ? line.substr(0, line.size() - 1) : line));
     if (texts.back().empty()) texts.pop_back();
   });
@@ -152,17 +122,42 @@ std::vector<std::string> read_texts(const std::filesystem::path& path) {
   return texts;
 }
 
+void for_each_line(std::string_view lines, const std::string& file,
+                   const std::function<void(std::string_view line, const std::string& where)>& visit) {
+  for (size_t begin = 0, number = 1; begin < lines.size(); ++number) {
+    const size_t end = std::min(lines.find('\n', begin), lines.size());
+    const std::string_view line = lines.substr(begin, end - begin);
+    begin = end + 1;
+    if (line.find_first_not_of(" \t\r") != std::string_view::npos) visit(line, file + ":" + std::to_string(number));
+  }
+}
+
+std::optional<SourceTexts> read_conversations(std::string_view lines, const std::string& file,
+                                              const std::filesystem::path& model, ChatPart part) {
+  const std::string_view first = lines.substr(0, lines.find('\n', lines.find_first_not_of(" \t\r\n")));
+  bool are_chats = false;
+  for_each_line(first, file,
+                [&](std::string_view line, const std::string& where) { are_chats = holds_chat(line, where); });
+  if (!are_chats) return std::nullopt;
+  const ChatTemplate chat_template = ChatTemplate::open(model);
+  SourceTexts source{.texts = {}, .are_chats = true};
+  for_each_line(lines, file, [&](std::string_view line, const std::string& where) {
+    throw_if_interrupted();
+    source.texts.push_back(chat_template.render(parse_chat(line, where, part)));
+  });
+  return source;
+}
+
 SourceTexts read_source_texts(const std::filesystem::path& path, const Tokenizer& tokenizer) {
   const bool is_jsonl = has_documents(path);
   std::string file = read_source(path);
   check_text(file, path);
   if (!is_jsonl) return {.texts = {std::move(file)}};
-  if (are_conversations(file, path.string())) {
-    return {.texts = render_conversations(file, path.string(), ChatTemplate::open(tokenizer.source())),
-            .are_chats = true};
-  }
+  if (auto chats = read_conversations(file, path.string(), tokenizer.source(), ChatPart::whole)) return *chats;
   SourceTexts source{.texts = read_lines(file, path.string())};
-  if (join_documents(source.texts).empty()) throw std::runtime_error(name_of(path) + ": the text is empty");
+  if (std::ranges::all_of(source.texts, &std::string::empty)) {
+    throw std::runtime_error(name_of(path) + ": the text is empty");
+  }
   return source;
 }
 

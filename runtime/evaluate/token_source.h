@@ -4,9 +4,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "runtime/chat/chat_template.h"
 #include "runtime/files/npy.h"
 #include "runtime/tokenizer/tokenizer.h"
 
@@ -32,6 +36,13 @@ struct SourceTexts {
 // conversation (field "messages", or a list as "prompt"), all lines must, and each becomes what the chat template
 // beside the tokenizer writes. Throws what read_texts, ChatTemplate::open, parse_chat and ChatTemplate::render throw.
 SourceTexts read_source_texts(const std::filesystem::path& path, const Tokenizer& tokenizer);
+// Visits the lines of a .jsonl, except those of white space alone. `where` is the file's name and the line's number.
+void for_each_line(std::string_view lines, const std::string& file,
+                   const std::function<void(std::string_view line, const std::string& where)>& visit);
+// Returns what the chat template of `model` makes of a .jsonl's conversations; none if the first line is no
+// conversation. Throws what read_source_texts throws.
+std::optional<SourceTexts> read_conversations(std::string_view lines, const std::string& file,
+                                              const std::filesystem::path& model, ChatPart part);
 // Encodes a whole file as one stream: documents joined by a blank line, conversations one after the other.
 std::vector<int32_t> encode_stream(const SourceTexts& source, const Tokenizer& tokenizer, bool add_special_tokens);
 
