@@ -26,6 +26,7 @@ const IsTrained kAll = [](const std::string&) { return true; };
 // tens.
 constexpr double kOtherOrder = 2e-5;
 
+// The teacher is another model: the gradient of a student against itself is rounding alone, which no order keeps.
 struct PackedCase {
   const char* student;
   const char* teacher;
@@ -128,7 +129,7 @@ TEST_P(PackedWindow, HasTheLossAndTheGradientsOfAllDocumentsAlone) {
 
 INSTANTIATE_TEST_SUITE_P(Families, PackedWindow,
                          testing::Values(PackedCase{"llama_gqa_untied", "llama3_rope_tied"},
-                                         PackedCase{"mistral_window", "mistral_window"},
+                                         PackedCase{"mistral_window", "llama_gqa_untied"},
                                          PackedCase{"gemma3_local_global", "llama_gqa_untied"},
                                          PackedCase{"mixtral_experts", "llama3_rope_tied"}),
                          [](const auto& item) { return std::string(item.param.student); });
