@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <stdexcept>
 #include <type_traits>
@@ -18,6 +20,19 @@ constexpr uint64_t kMaxAlignment = 1 << 16;
 constexpr uint32_t kMaxDimensions = 4;
 constexpr int64_t kMaxElements = int64_t{1}
                                  << 46;  // larger products of dimensions are nonsense, and would overflow sizes
+
+// A file in several parts has these keys: its place among them from 0, their number, and that of the tensors of all.
+constexpr const char* kPart = "split.no";
+constexpr const char* kNumParts = "split.count";
+constexpr const char* kNumTensors = "split.tensors.count";
+constexpr int64_t kMaxParts = 99'999;  // what five digits hold
+
+std::string part_ending(int64_t index, int64_t num_parts) {
+  char text[40];
+  std::snprintf(text, sizeof text, "-%05lld-of-%05lld.gguf", static_cast<long long>(index + 1),
+                static_cast<long long>(num_parts));
+  return text;
+}
 
 // Reads little-endian values from a span. Running past its end is an error that names what was being read.
 class Reader {
@@ -242,11 +257,59 @@ int64_t GgufTensor::num_elements() const {
   return product;
 }
 
-GgufFile GgufFile::open(const std::filesystem::path& path) {
+GgufFile GgufFile::open_part(const std::filesystem::path& path) {
   MappedFile mapped = MappedFile::open(path);
   GgufFile file = parse(mapped.bytes(), path.string());
-  file.file_.push_back(std::move(mapped));
+  file.files_.push_back(std::move(mapped));
+  file.paths_.push_back(path);
   return file;
+}
+
+GgufFile GgufFile::open(const std::filesystem::path& path) {
+  GgufFile file = open_part(path);
+  const int64_t num_parts = file.has(kNumParts) ? file.integer(kNumParts) : 1;
+  if (num_parts <= 1) return file;
+  if (num_parts > kMaxParts) {
+    throw std::runtime_error(file.where_ + ": '" + kNumParts + "': expected at most " + std::to_string(kMaxParts) +
+                             " parts, found " + std::to_string(num_parts));
+  }
+  const std::string end = part_ending(0, num_parts);
+  const std::string name = path.filename().string();
+  const int64_t index = file.integer(kPart);
+  if (index != 0) {
+    throw std::invalid_argument(file.where_ + ": part " + std::to_string(index + 1) + " of " +
+                                std::to_string(num_parts) + ". Name the first, which ends in " + end);
+  }
+  if (!name.ends_with(end)) {
+    throw std::invalid_argument(file.where_ + ": the first of " + std::to_string(num_parts) +
+                                " parts. Its name must end in " + end + ", so that the others are found");
+  }
+  const std::string stem = name.substr(0, name.size() - end.size());
+  for (int64_t i = 1; i < num_parts; ++i) {
+    file.add_part(path.parent_path() / (stem + part_ending(i, num_parts)), i, num_parts);
+  }
+  const int64_t num_tensors = file.integer(kNumTensors);
+  if (num_tensors != static_cast<int64_t>(file.tensors_.size())) {
+    throw std::runtime_error(file.where_ + ": '" + kNumTensors + "' is " + std::to_string(num_tensors) +
+                             ", but its parts hold " + std::to_string(file.tensors_.size()) + " tensors");
+  }
+  return file;
+}
+
+void GgufFile::add_part(const std::filesystem::path& path, int64_t index, int64_t num_parts) {
+  GgufFile part = open_part(path);
+  const int64_t found_index = part.integer(kPart), found_count = part.integer(kNumParts);
+  if (found_index != index || found_count != num_parts) {
+    throw std::runtime_error(part.where_ + ": expected part " + std::to_string(index + 1) + " of " +
+                             std::to_string(num_parts) + ", found part " + std::to_string(found_index + 1) + " of " +
+                             std::to_string(found_count));
+  }
+  for (auto& [name, tensor] : part.tensors_) {
+    if (tensors_.contains(name)) throw std::runtime_error(part.where_ + ": tensor " + name + " is in another part too");
+    tensors_.emplace(name, std::move(tensor));
+  }
+  files_.push_back(std::move(part.files_.front()));
+  paths_.push_back(path);
 }
 
 GgufFile GgufFile::parse(std::span<const std::byte> bytes, const std::string& where) {
@@ -351,6 +414,13 @@ std::vector<double> GgufFile::numbers(const std::string& key) const {
   });
 }
 
+std::vector<bool> GgufFile::booleans(const std::string& key) const {
+  return convert_array<bool>(value(key), where_, key, "booleans", [&](const GgufScalar& item) {
+    if (const auto* held = std::get_if<bool>(&item)) return *held;
+    throw std::runtime_error(where_ + ": '" + key + "': expected an array of booleans");
+  });
+}
+
 const GgufTensor& GgufFile::tensor(const std::string& name) const {
   const auto found = tensors_.find(name);
   if (found == tensors_.end()) throw std::runtime_error(where_ + ": the tensor '" + name + "' is missing");
@@ -358,7 +428,13 @@ const GgufTensor& GgufFile::tensor(const std::string& name) const {
 }
 
 void GgufFile::drop_pages(const GgufTensor& tensor) const {
-  for (const MappedFile& mapped : file_) mapped.drop(tensor.data);
+  for (const MappedFile& mapped : files_) {
+    const std::span<const std::byte> bytes = mapped.bytes();
+    const std::less_equal<const std::byte*> before;
+    const bool is_in =
+        before(bytes.data(), tensor.data.data()) && before(tensor.data.data(), bytes.data() + bytes.size());
+    if (is_in) mapped.drop(tensor.data);
+  }
 }
 
 }  // namespace pare::runtime

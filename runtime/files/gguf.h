@@ -15,7 +15,8 @@
 
 namespace pare::runtime {
 
-// The tensor types that pare reads, by their ggml numbers. gguf_blocks.cpp describes each block at its decoder.
+// The tensor types that pare reads, by their ggml numbers. gguf_blocks.cpp and
+// gguf_iq_blocks.cpp describe each block at its decoder.
 enum class GgufType : uint32_t {
   F32 = 0,
   F16 = 1,
@@ -24,10 +25,24 @@ enum class GgufType : uint32_t {
   Q5_0 = 6,
   Q5_1 = 7,
   Q8_0 = 8,
+  Q2_K = 10,
+  Q3_K = 11,
   Q4_K = 12,
   Q5_K = 13,
   Q6_K = 14,
-  BF16 = 30
+  IQ2_XXS = 16,
+  IQ2_XS = 17,
+  IQ3_XXS = 18,
+  IQ1_S = 19,
+  IQ4_NL = 20,
+  IQ3_S = 21,
+  IQ2_S = 22,
+  IQ4_XS = 23,
+  IQ1_M = 29,
+  BF16 = 30,
+  TQ1_0 = 34,
+  TQ2_0 = 35,
+  MXFP4 = 39
 };
 
 struct GgufBlock {
@@ -64,6 +79,7 @@ struct GgufTensor {
 // naming the file, the key or tensor, expected and found.
 class GgufFile {
  public:
+  // The first of several parts (NAME-00001-of-00003.gguf) opens all of them as one file.
   static GgufFile open(const std::filesystem::path& path);
   // For tests and fuzzing. Tensors and arrays view `bytes`, which must outlive the result.
   static GgufFile parse(std::span<const std::byte> bytes, const std::string& where);
@@ -71,6 +87,8 @@ class GgufFile {
   const std::map<std::string, GgufValue>& metadata() const { return metadata_; }
   const std::map<std::string, GgufTensor>& tensors() const { return tensors_; }
   const std::string& where() const { return where_; }
+  // The files that were opened; none when parsed from memory.
+  const std::vector<std::filesystem::path>& paths() const { return paths_; }
 
   bool has(const std::string& key) const { return metadata_.contains(key); }
   // Returns the number of items of an array. Throws what the functions below throw.
@@ -83,15 +101,19 @@ class GgufFile {
   std::vector<std::string> texts(const std::string& key) const;
   std::vector<int64_t> integers(const std::string& key) const;
   std::vector<double> numbers(const std::string& key) const;
+  std::vector<bool> booleans(const std::string& key) const;
   const GgufTensor& tensor(const std::string& name) const;
 
   // Releases the resident pages of a tensor's data if the file is mapped.
   void drop_pages(const GgufTensor& tensor) const;
 
  private:
+  static GgufFile open_part(const std::filesystem::path& path);
+  void add_part(const std::filesystem::path& path, int64_t index, int64_t num_parts);
   const GgufValue& value(const std::string& key) const;
   std::string where_;
-  std::vector<MappedFile> file_;  // one when opened from disk, none when parsed from memory
+  std::vector<std::filesystem::path> paths_;
+  std::vector<MappedFile> files_;  // one for each path
   std::map<std::string, GgufValue> metadata_;
   std::map<std::string, GgufTensor> tensors_;
 };

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "runtime/files/gguf.h"
+#include "runtime/files/gguf_iq_blocks.h"
 #include "runtime/format/dtype.h"
 
 namespace pare::runtime {
@@ -102,6 +103,38 @@ ScaleAndMin scale_and_min(const uint8_t* s, int j) {
   return {(s[j + 4] & 15) | (s[j - 4] >> 6) << 4, (s[j + 4] >> 4) | (s[j] >> 6) << 4};
 }
 
+// 16 bytes, each a scale and a min of 16 elements | 64 bytes: per 128 elements 32 bytes, two bits of each quarter | d
+// dmin. x = d sc q - dmin m
+void decode_q2_k(const uint8_t* block, float* out) {
+  const float d = half_at(block + 80);
+  const float dmin = half_at(block + 82);
+  for (int group = 0; group < 16; ++group) {
+    const uint8_t* codes = block + 16 + 32 * (group / 8) + 16 * (group % 2);
+    const int shift = 2 * (group % 8 / 2);
+    const float scale = d * static_cast<float>(block[group] & 15);
+    const float min = dmin * static_cast<float>(block[group] >> 4);
+    for (int j = 0; j < 16; ++j) *out++ = scale * static_cast<float>(codes[j] >> shift & 3) - min;
+  }
+}
+
+// 32 bytes of third bits, one bit for each 32 elements | 64 bytes as Q2_K | 12 bytes: low nibbles of 16 scales, then
+// their two high bits | d. x = d (sc - 32) (q - 4 if the third bit is unset)
+void decode_q3_k(const uint8_t* block, float* out) {
+  const uint8_t* scales = block + 96;
+  const float d = half_at(block + 108);
+  for (int group = 0; group < 16; ++group) {
+    const uint8_t* codes = block + 32 + 32 * (group / 8) + 16 * (group % 2);
+    const uint8_t* third = block + 16 * (group % 2);
+    const int low = group < 8 ? scales[group] & 15 : scales[group - 8] >> 4;
+    const int code = low | (scales[8 + group % 4] >> (2 * (group / 4)) & 3) << 4;
+    const float scale = d * static_cast<float>(code - 32);
+    for (int j = 0; j < 16; ++j) {
+      const int q = codes[j] >> (2 * (group % 8 / 2)) & 3;
+      *out++ = scale * static_cast<float>(q - ((third[j] >> (group / 2) & 1) != 0 ? 0 : 4));
+    }
+  }
+}
+
 // d dmin | 12 bytes of scales and mins | 128 bytes: per 64 elements 32 bytes, low nibbles first. x = d sc q - dmin m
 void decode_q4_k(const uint8_t* block, float* out) {
   const float d = half_at(block);
@@ -163,13 +196,60 @@ void decode_q6_k(const uint8_t* block, float* out) {
   }
 }
 
+// A byte holds five ternary digits as a fraction of 256: the first is its third, the next that of three times it.
+int ternary_digit(uint8_t byte, int place) {
+  constexpr int kPowers[] = {1, 3, 9, 27, 81};
+  return (static_cast<uint8_t>(byte * kPowers[place]) * 3 >> 8) - 1;
+}
+
+// 32 bytes: five digits of each, by place | 16 bytes likewise | 4 bytes: four digits of each | d. x = q d
+void decode_tq1_0(const uint8_t* block, float* out) {
+  const float d = half_at(block + 52);
+  const auto decode = [&](int first, int num_bytes, int num_places) {
+    for (int place = 0; place < num_places; ++place) {
+      for (int j = 0; j < num_bytes; ++j) *out++ = d * static_cast<float>(ternary_digit(block[first + j], place));
+    }
+  };
+  decode(0, 32, 5);
+  decode(32, 16, 5);
+  decode(48, 4, 4);
+}
+
+// 64 bytes: per 128 elements 32 bytes, two bits of each quarter | d. x = (q - 1) d
+void decode_tq2_0(const uint8_t* block, float* out) {
+  const float d = half_at(block + 64);
+  for (int quarter = 0; quarter < 8; ++quarter) {
+    const uint8_t* codes = block + 32 * (quarter / 4);
+    for (int j = 0; j < 32; ++j) *out++ = d * static_cast<float>((codes[j] >> (2 * (quarter % 4)) & 3) - 1);
+  }
+}
+
 constexpr BlockType kBlockTypes[] = {
-    {GgufType::F32, {"F32", 1, 4}, decode_f32},        {GgufType::F16, {"F16", 1, 2}, decode_f16},
-    {GgufType::BF16, {"BF16", 1, 2}, decode_bf16},     {GgufType::Q4_0, {"Q4_0", 32, 18}, decode_q4_0},
-    {GgufType::Q4_1, {"Q4_1", 32, 20}, decode_q4_1},   {GgufType::Q5_0, {"Q5_0", 32, 22}, decode_q5_0},
-    {GgufType::Q5_1, {"Q5_1", 32, 24}, decode_q5_1},   {GgufType::Q8_0, {"Q8_0", 32, 34}, decode_q8_0},
-    {GgufType::Q4_K, {"Q4_K", 256, 144}, decode_q4_k}, {GgufType::Q5_K, {"Q5_K", 256, 176}, decode_q5_k},
+    {GgufType::F32, {"F32", 1, 4}, decode_f32},
+    {GgufType::F16, {"F16", 1, 2}, decode_f16},
+    {GgufType::BF16, {"BF16", 1, 2}, decode_bf16},
+    {GgufType::Q4_0, {"Q4_0", 32, 18}, decode_q4_0},
+    {GgufType::Q4_1, {"Q4_1", 32, 20}, decode_q4_1},
+    {GgufType::Q5_0, {"Q5_0", 32, 22}, decode_q5_0},
+    {GgufType::Q5_1, {"Q5_1", 32, 24}, decode_q5_1},
+    {GgufType::Q8_0, {"Q8_0", 32, 34}, decode_q8_0},
+    {GgufType::Q4_K, {"Q4_K", 256, 144}, decode_q4_k},
+    {GgufType::Q5_K, {"Q5_K", 256, 176}, decode_q5_k},
     {GgufType::Q6_K, {"Q6_K", 256, 210}, decode_q6_k},
+    {GgufType::Q2_K, {"Q2_K", 256, 84}, decode_q2_k},
+    {GgufType::Q3_K, {"Q3_K", 256, 110}, decode_q3_k},
+    {GgufType::IQ1_S, {"IQ1_S", 256, 50}, decode_iq1_s},
+    {GgufType::IQ1_M, {"IQ1_M", 256, 56}, decode_iq1_m},
+    {GgufType::IQ2_XXS, {"IQ2_XXS", 256, 66}, decode_iq2_xxs},
+    {GgufType::IQ2_XS, {"IQ2_XS", 256, 74}, decode_iq2_xs},
+    {GgufType::IQ2_S, {"IQ2_S", 256, 82}, decode_iq2_s},
+    {GgufType::IQ3_XXS, {"IQ3_XXS", 256, 98}, decode_iq3_xxs},
+    {GgufType::IQ3_S, {"IQ3_S", 256, 110}, decode_iq3_s},
+    {GgufType::IQ4_NL, {"IQ4_NL", 32, 18}, decode_iq4_nl},
+    {GgufType::IQ4_XS, {"IQ4_XS", 256, 136}, decode_iq4_xs},
+    {GgufType::TQ1_0, {"TQ1_0", 256, 54}, decode_tq1_0},
+    {GgufType::TQ2_0, {"TQ2_0", 256, 66}, decode_tq2_0},
+    {GgufType::MXFP4, {"MXFP4", 32, 17}, decode_mxfp4},
 };
 
 const BlockType& block_type(uint32_t type) {

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "runtime/files/gguf.h"
 #include "runtime/import/import_sources.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/model/checkpoint_files.h"
@@ -129,7 +130,7 @@ std::vector<std::filesystem::path> import_inputs(const std::filesystem::path& so
     throw std::invalid_argument(source.string() + ": expected a file, found a pipe or device");
   }
   refuse_mistaken_model(source);
-  if (is_gguf(source)) return {source};
+  if (is_gguf(source)) return GgufFile::open(source).paths();
   refuse_git_lfs_pointer(InputFile(source));
   return {source, options.tokenizer.empty() ? find_llama2c_tokenizer(source) : options.tokenizer};
 }
@@ -142,9 +143,8 @@ void import_model(const std::filesystem::path& source, const std::filesystem::pa
   const std::vector<std::filesystem::path> files = import_inputs(source, options);
   PartialOutput::check_is_free(output, PartialOutput::Leftovers::go);
   for (const std::filesystem::path& file : files) inputs.add(file);
-  ImportedModel model = files.size() == 1
-                            ? read_gguf_model(source, options.dtype)
-                            : read_llama2c_model(source, files.back(), options.dtype.value_or(DType::BF16));
+  ImportedModel model = is_gguf(source) ? read_gguf_model(source, options.dtype)
+                                        : read_llama2c_model(source, files.back(), options.dtype.value_or(DType::BF16));
   PartialOutput partial(output, "import", PartialOutput::Remains::worthless);
   std::filesystem::create_directories(partial.result());
   write_model(std::move(model), partial.result(), options);

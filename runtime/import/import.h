@@ -34,11 +34,12 @@ DType parse_dtype_name(std::string_view name);
 // cannot be opened or its vocabulary is not found.
 std::vector<std::filesystem::path> import_inputs(const std::filesystem::path& source, const ImportOptions& options);
 
-// `source` is a .gguf (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K; the architectures that
-// runtime/model/families.cpp names) or a llama2.c checkpoint (.bin, version 0). Weights are decoded to float32 and
-// rounded as options.dtype says. `output` must not exist; it appears whole or not at all (made in OUTPUT.partial:
-// runtime/system/partial_output.h). Throws std::invalid_argument / std::runtime_error with the thing, what was expected
-// and what was found; also if `source` changes meanwhile. Throws Interrupted, which is checked at every row.
+// `source` is a .gguf (tensors of the types that runtime/files/gguf.h lists; the architectures that
+// runtime/model/families.cpp names; the first of several parts stands for all) or a llama2.c checkpoint (.bin, version
+// 0). Weights are decoded to float32 and rounded as options.dtype says. `output` must not exist; it appears whole or
+// not at all (made in OUTPUT.partial: runtime/system/partial_output.h). Throws std::invalid_argument and
+// std::runtime_error with the thing, what was expected and what was found; also if `source` changes meanwhile. Throws
+// Interrupted, which is checked at every row.
 void import_model(const std::filesystem::path& source, const std::filesystem::path& output,
                   const ImportOptions& options);
 

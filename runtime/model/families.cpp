@@ -28,7 +28,9 @@ constexpr std::array kFamilies{
                   .default_epsilon = 1e-5,
                   .default_rope_theta = 1e6,
                   .windows = {.layers = WindowLayers::all, .default_size = 0},
-                  .mixture = MixtureTraits{.module = "block_sparse_moe", .gate = "w1", .up = "w3", .down = "w2"}},
+                  .mixture = MixtureTraits{.module = "block_sparse_moe", .gate = "w1", .up = "w3", .down = "w2"},
+                  .gguf = "llama",
+                  .gguf_rotates_neighbours = true},
     DecoderFamily{.name = "qwen2",
                   .model_type = "qwen2",
                   .architecture = "Qwen2ForCausalLM",
@@ -52,7 +54,8 @@ constexpr std::array kFamilies{
                   .mixture = MixtureTraits{.older_count_key = "num_experts",  // before transformers 5
                                            .size_key = "moe_intermediate_size",
                                            .normalizing_key = "norm_topk_prob",
-                                           .may_have_dense_blocks = true}},
+                                           .may_have_dense_blocks = true},
+                  .gguf = "qwen3moe"},
     DecoderFamily{.name = "gemma",
                   .model_type = "gemma",
                   .architecture = "GemmaForCausalLM",
@@ -62,7 +65,8 @@ constexpr std::array kFamilies{
                   .has_unit_offset = true,
                   .attention_bias_key = "attention_bias",
                   .scales_embedding = true,
-                  .bidirectional_key = "use_bidirectional_attention"},
+                  .bidirectional_key = "use_bidirectional_attention",
+                  .gguf = "gemma"},
     DecoderFamily{.name = "gemma2",
                   .model_type = "gemma2",
                   .architecture = "Gemma2ForCausalLM",
@@ -82,7 +86,9 @@ constexpr std::array kFamilies{
                   .logit_softcap_key = "final_logit_softcapping",
                   .default_score_softcap = 50.0,
                   .default_logit_softcap = 30.0,
-                  .bidirectional_key = "use_bidirectional_attention"},
+                  .bidirectional_key = "use_bidirectional_attention",
+                  .gguf = "gemma2",
+                  .gguf_blocks_divided_by_width = 46},
     DecoderFamily{.name = "gemma3",
                   .model_type = "gemma3_text",
                   .architecture = "Gemma3ForCausalLM",
@@ -115,7 +121,9 @@ constexpr std::array kFamilies{
                   .factors = {.embedding = "embedding_multiplier",
                               .scores = "attention_multiplier",
                               .residual = "residual_multiplier",
-                              .logit_divisor = "logits_scaling"}},
+                              .logit_divisor = "logits_scaling"},
+                  .gguf = "granite",
+                  .gguf_rotates_neighbours = true},
     DecoderFamily{
         .name = "minicpm",
         .model_type = "minicpm",
@@ -123,7 +131,9 @@ constexpr std::array kFamilies{
         .tied_by_default = true,
         .may_lack_kv_heads = true,
         .attention_bias_key = "attention_bias",
-        .factors = {.embedding = "scale_emb", .residual_of_depth = "scale_depth", .logit_width = "dim_model_base"}},
+        .factors = {.embedding = "scale_emb", .residual_of_depth = "scale_depth", .logit_width = "dim_model_base"},
+        .gguf = "minicpm",
+        .gguf_rotates_neighbours = true},
     DecoderFamily{
         .name = "smollm3",
         .model_type = "smollm3",
@@ -133,7 +143,9 @@ constexpr std::array kFamilies{
         .feed_forward_bias_key = "mlp_bias",
         .default_rope_theta = 2e6,
         .rotation = {.layers_key = "no_rope_layers", .interval_key = "no_rope_layer_interval", .default_interval = 4},
-        .refused_window_key = "use_sliding_window"},
+        .refused_window_key = "use_sliding_window",
+        .gguf = "smollm3",
+        .gguf_rotates_neighbours = true},
     DecoderFamily{.name = "ministral",
                   .model_type = "ministral",
                   .architecture = "MinistralForCausalLM",
@@ -145,7 +157,9 @@ constexpr std::array kFamilies{
                   .attention_bias_key = "attention_bias",
                   .feed_forward_bias_key = "mlp_bias",
                   .default_attention_bias = true,
-                  .output_bias_key = "attention_out_bias"},
+                  .output_bias_key = "attention_out_bias",
+                  .gguf = "seed_oss",
+                  .gguf_feed_forward_norm = "post_attention_norm"},
     DecoderFamily{.name = "phi3",
                   .model_type = "phi3",
                   .architecture = "Phi3ForCausalLM",
@@ -153,7 +167,8 @@ constexpr std::array kFamilies{
                   .default_epsilon = 1e-5,
                   .stacks = {.qkv = "qkv_proj", .gate_up = "gate_up_proj"},
                   .rotation = {.may_be_partial = true},
-                  .windows = {.layers = WindowLayers::all, .default_size = 0}},
+                  .windows = {.layers = WindowLayers::all, .default_size = 0},
+                  .gguf = "phi3"},
     DecoderFamily{.name = "glm",
                   .model_type = "glm",
                   .architecture = "GlmForCausalLM",
@@ -175,7 +190,8 @@ constexpr std::array kFamilies{
         .default_attention_bias = true,
         .output_has_no_bias = true,
         .stacks = {.gate_up = "gate_up_proj"},
-        .rotation = {.turns_neighbours = true, .may_be_partial = true, .default_part = 0.5}},
+        .rotation = {.turns_neighbours = true, .may_be_partial = true, .default_part = 0.5},
+        .gguf = "glm4"},
     DecoderFamily{.name = "olmo2",
                   .model_type = "olmo2",
                   .architecture = "Olmo2ForCausalLM",
@@ -187,7 +203,8 @@ constexpr std::array kFamilies{
                   .default_epsilon = 1e-5,
                   .has_head_norms = true,
                   .head_norms_span_heads = true,
-                  .attention_bias_key = "attention_bias"},
+                  .attention_bias_key = "attention_bias",
+                  .gguf = "olmo2"},
     DecoderFamily{.name = "olmo3",
                   .model_type = "olmo3",
                   .architecture = "Olmo3ForCausalLM",
@@ -203,7 +220,8 @@ constexpr std::array kFamilies{
                   .default_rope_theta = 5e5,
                   .default_local_rope_theta = 5e5,
                   .has_ropes_by_layer_type = true,
-                  .windows = {.layers = WindowLayers::but_every_nth, .default_layer = 4}},
+                  .windows = {.layers = WindowLayers::but_every_nth, .default_layer = 4},
+                  .gguf = "olmo2"},
     DecoderFamily{.name = "exaone4",
                   .model_type = "exaone4",
                   .architecture = "Exaone4ForCausalLM",
@@ -214,7 +232,8 @@ constexpr std::array kFamilies{
                   .default_epsilon = 1e-5,
                   .has_head_norms = true,
                   .rotation = {.only_in_windows = true},
-                  .windows = {.layers = WindowLayers::but_every_nth, .default_layer = 4}},
+                  .windows = {.layers = WindowLayers::but_every_nth, .default_layer = 4},
+                  .gguf = "exaone4"},
 };
 
 constexpr std::array kEncoderFamilies{
@@ -256,14 +275,7 @@ constexpr std::string_view not_computed(const DecoderFamily& row) {
   if (scales_residual && !(row.norms.attention_output.empty() && row.norms.feed_forward_output.empty())) {
     return "a factor behind norms of outputs";
   }
-  const bool is_plain = row.norms.attention == "input_layernorm" && row.score_softcap_key.empty() &&
-                        row.stacks.qkv.empty() && row.stacks.gate_up.empty() && !row.head_norms_span_heads &&
-                        !row.rotation.turns_neighbours && !row.rotation.may_be_partial &&
-                        row.rotation.layers_key.empty() && !scales_residual;
-  if (!is_plain && !row.gguf.empty()) return "its rotations, norms, stacks or factors in a GGUF file";
   if (row.mixture && !row.feed_forward_bias_key.empty()) return "biases of experts";
-  if (row.mixture && !row.gguf.empty()) return "a mixture of experts in a GGUF file";
-  if (row.windows.layers == WindowLayers::all && !row.gguf.empty()) return "a window in all layers of a GGUF file";
   return "";
 }
 constexpr std::string_view not_computed(const EncoderFamily&) {
@@ -297,6 +309,15 @@ const Row* FamilyTable<Row>::find(std::string_view Row::*field, std::string_view
 }
 
 template <typename Row>
+std::vector<const Row*> FamilyTable<Row>::find_all(std::string_view Row::*field, std::string_view value) const {
+  std::vector<const Row*> found;
+  for (const Row* row : rows_) {
+    if (!value.empty() && row->*field == value) found.push_back(row);
+  }
+  return found;
+}
+
+template <typename Row>
 std::vector<std::string_view> FamilyTable<Row>::all(std::string_view Row::*field) const {
   std::vector<std::string_view> values;
   for (const Row* row : rows_) {
@@ -309,7 +330,9 @@ template <typename Row>
 std::string FamilyTable<Row>::list(std::string_view Row::*field, std::string_view Row::*having) const {
   std::string all;
   for (const Row* row : rows_) {
-    if (!(row->*having).empty()) all += (all.empty() ? "" : ", ") + std::string(row->*field);
+    if ((row->*having).empty()) continue;
+    const std::string value(row->*field);
+    if ((", " + all + ",").find(", " + value + ",") == std::string::npos) all += (all.empty() ? "" : ", ") + value;
   }
   return all;
 }

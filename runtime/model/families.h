@@ -109,6 +109,7 @@ struct DecoderFamily {
   std::string_view gguf = {};                // general.architecture
   bool gguf_rotates_neighbours = false;      // rows of q and k alternate between the halves of a head
   int64_t gguf_blocks_divided_by_width = 0;  // the size, by its number of blocks, whose scores' divisor is D / H
+  std::string_view gguf_feed_forward_norm = "ffn_norm";  // the tensor of the norm before the feed-forward
 };
 
 // An encoder whose blocks are normalized after their residual sums. `block` stands before a block's number, and that
@@ -144,6 +145,7 @@ class FamilyTable {
   void add(const Row& row);
   // Returns the first row with this value, or null.
   const Row* find(std::string_view Row::*field, std::string_view value) const;
+  std::vector<const Row*> find_all(std::string_view Row::*field, std::string_view value) const;
   // Returns the field of all rows that have it, in the table's order.
   std::vector<std::string_view> all(std::string_view Row::*field) const;
   // Returns the field of all rows that have `having`, with commas between them.

@@ -16,7 +16,10 @@ from safetensors.torch import load_file
 
 HERE = pathlib.Path(__file__).parent
 OUT = HERE / "gguf"
-TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+TYPES = [
+    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ1_S",
+    "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4",
+]
 # Byte offsets of the fp16 scales in a block: random bytes there would be infinite or NaN.
 SCALES = {
     "Q4_0": [0],
@@ -27,6 +30,20 @@ SCALES = {
     "Q4_K": [0, 2],
     "Q5_K": [0, 2],
     "Q6_K": [208],
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
+    "IQ1_S": [0],
+    "IQ1_M": [],  # in the highest bits of four words
+    "IQ2_XXS": [0],
+    "IQ2_XS": [0],
+    "IQ2_S": [0],
+    "IQ3_XXS": [0],
+    "IQ3_S": [0],
+    "IQ4_NL": [0],
+    "IQ4_XS": [0],
+    "TQ1_0": [52],
+    "TQ2_0": [64],
+    "MXFP4": [],  # every exponent is sane but that of NaN
 }
 ROWS, WIDTH = 3, 512
 
@@ -54,6 +71,13 @@ def block_files(random):
                 blocks[:, offset : offset + 2] = (
                     random.normal(0, 0.1, (len(blocks), 1)).astype(np.float16).view(np.uint8)
                 )
+            if name == "IQ1_M":
+                scales = random.normal(0, 0.1, len(blocks)).astype(np.float16).view(np.uint16)
+                for word in range(4):
+                    high = (scales >> np.uint16(4 * word) & np.uint16(15)).astype(np.uint8) << 4
+                    blocks[:, 49 + 2 * word] = (blocks[:, 49 + 2 * word] & 15) | high
+            if name == "MXFP4":
+                blocks[:, 0] = random.integers(0, 140, len(blocks))
             raw = blocks.reshape(ROWS, -1)
         writer.add_tensor("weight." + name, raw, raw_dtype=kind)
         decoded.append(gguf.dequantize(raw, kind).astype(np.float32).reshape(-1))

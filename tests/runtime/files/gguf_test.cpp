@@ -29,7 +29,9 @@ TEST(Gguf, DecodesEveryBlockTypeAsTheGgufPackageDoes) {
   const GgufFile file = GgufFile::open(kGolden + "blocks.gguf");
   const std::string expected = bytes_of(kGolden + "blocks.f32");
   size_t offset = 0;
-  for (const char* type : {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"}) {
+  for (const char* type : {"F32",     "F16",   "BF16",   "Q4_0",   "Q4_1",  "Q5_0",  "Q5_1",    "Q8_0",   "Q4_K",
+                           "Q5_K",    "Q6_K",  "Q2_K",   "Q3_K",   "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S",
+                           "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4"}) {
     const GgufTensor& tensor = file.tensor(std::string("weight.") + type);
     EXPECT_EQ(tensor.shape, (std::vector<int64_t>{3, 512})) << type;
     std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
@@ -87,7 +89,7 @@ TEST(Gguf, DamagedHeadersAreNamed) {
   expect_error<std::runtime_error>([&] { parse(with(good, tensor, 9, 4)); }, {"weight.F16", "1 to 4 dimensions", "9"});
   expect_error<std::runtime_error>([&] { parse(with(good, tensor + 4, uint64_t{1} << 62, 8)); },
                                    {"weight.F16", "dimension 0"});
-  expect_error<std::runtime_error>([&] { parse(with(good, tensor + 20, 29, 4)); }, {"weight.F16", "number 29", "Q6_K"});
+  expect_error<std::runtime_error>([&] { parse(with(good, tensor + 20, 99, 4)); }, {"weight.F16", "number 99", "Q6_K"});
   expect_error<std::runtime_error>([&] { parse(with(good, tensor + 24, 7, 8)); }, {"weight.F16", "offset 7"});
   expect_error<std::runtime_error>([&] { parse(with(good, tensor + 24, uint64_t{1} << 40, 8)); },
                                    {"weight.F16", "truncated"});

@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""Makes tests/golden/gguf/NAME.gguf of checkpoints in tests/golden/families, by llama.cpp's own converter.
+
+usage: make_gguf_families.py LLAMA_CPP [NAME...]
+
+LLAMA_CPP is a folder of llama.cpp's sources (made with those in the sources of llama-cpp-python 0.3.36, MIT). Of the
+converter only the vocabulary is replaced, by one of bytes: the checkpoints have no tokenizer. Matrices stay in the
+checkpoint's type. Without names all of FAMILIES are made.
+"""
+import argparse
+import logging
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).parent
+FAMILIES = [
+    "exaone4_unrotated", "gemma2_caps", "gemma_wide_heads", "glm4_four_norms", "granite_factors",
+    "minicpm_factors", "mixtral_experts", "olmo2_norms_after", "olmo3_windows_yarn", "phi3_longrope_partial",
+    "phi3_stacks", "seed_oss_biases", "smollm3_unrotated",
+]
+
+
+def write_bytes_vocabulary(model):
+    from make_gguf import byte_alphabet
+
+    alphabet = byte_alphabet()
+    others = [alphabet[byte] for byte in range(256) if chr(byte) not in "hi"]
+    tokens = ["<s>", "</s>", "h", "i", "hi"] + others
+    tokens = tokens[:model.hparams["vocab_size"]]
+    model.gguf_writer.add_tokenizer_model("gpt2")
+    model.gguf_writer.add_tokenizer_pre("gpt-2")
+    model.gguf_writer.add_token_list(tokens)
+    model.gguf_writer.add_token_types([3, 3] + [1] * (len(tokens) - 2))
+    model.gguf_writer.add_token_merges(["h i"])
+    model.gguf_writer.add_bos_token_id(0)
+    model.gguf_writer.add_eos_token_id(1)
+
+
+def convert(name, out):
+    import gguf
+    import torch
+    from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
+
+    folder = HERE / "families" / name
+    hparams = ModelBase.load_hparams(folder, False)
+    model_class = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
+    model_class.set_vocab = write_bytes_vocabulary
+    is_bf16 = hparams.get("dtype", hparams.get("torch_dtype")) == "bfloat16"
+    ftype = gguf.LlamaFileType.MOSTLY_BF16 if is_bf16 else gguf.LlamaFileType.ALL_F32
+    with torch.inference_mode():
+        model_class(folder, ftype, out / f"{name}.gguf", eager=True).write()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("llama_cpp", type=pathlib.Path)
+    parser.add_argument("names", nargs="*")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    sys.path[:0] = [str(arguments.llama_cpp), str(arguments.llama_cpp / "gguf-py")]
+    for family in arguments.names or FAMILIES:
+        convert(family, HERE / "gguf")

@@ -1,0 +1,216 @@
+// What GGUF files say in their metadata and in their names. import_test.cpp has the families' tensors.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "runtime/files/gguf.h"
+#include "runtime/import/import.h"
+#include "runtime/model/checkpoint.h"
+#include "runtime/system/atomic_file.h"
+#include "tests/expect_error.h"
+#include "tests/gguf_draft.h"
+#include "tests/temporary_folder.h"
+
+namespace pare {
+using namespace runtime;
+namespace {
+
+namespace fs = std::filesystem;
+
+// Puts the keys of a llama under another architecture.
+GgufDraft small_gguf_of(const std::string& architecture) {
+  GgufDraft draft = small_gguf();
+  constexpr std::string_view kLlama = "llama.";
+  for (auto& [key, value] : draft.metadata) {
+    if (key.starts_with(kLlama)) key.replace(0, kLlama.size(), architecture + ".");
+  }
+  draft.set_text("general.architecture", architecture);
+  return draft;
+}
+
+ModelDescription imported(const GgufDraft& draft, TemporaryFolder& folder) {
+  fs::remove_all(folder.path() / "model");
+  write_file_atomically(folder.path() / "model.gguf", draft.file());
+  import_model(folder.path() / "model.gguf", folder.path() / "model", {});
+  return Checkpoint::open(folder.path() / "model").description();
+}
+
+template <typename Error = std::runtime_error>
+void expect_refused(const GgufDraft& draft, std::initializer_list<std::string> words) {
+  TemporaryFolder folder;
+  write_file_atomically(folder.path() / "model.gguf", draft.file());
+  expect_error<Error>([&] { import_model(folder.path() / "model.gguf", folder.path() / "model", {}); }, words);
+  EXPECT_FALSE(fs::exists(folder.path() / "model"));
+}
+
+void fill(GgufDraft::Tensor& tensor, float first) {
+  std::vector<float> values(tensor.data.size() / sizeof(float));
+  std::iota(values.begin(), values.end(), first);
+  std::memcpy(tensor.data.data(), values.data(), tensor.data.size());
+}
+
+// --- Parts ---------------------------------------------------------------------------------------------------------
+
+class Parts : public testing::Test {
+ protected:
+  void SetUp() override {
+    float first = 1.0f;
+    for (GgufDraft::Tensor& tensor : whole_.tensors) fill(tensor, first += 1000.0f);
+    const auto num_tensors = static_cast<int64_t>(whole_.tensors.size());
+    for (int64_t part = 0; part < 3; ++part) {
+      GgufDraft draft;
+      if (part == 0) draft.metadata = whole_.metadata;
+      draft.set_integer("split.no", part);
+      draft.set_integer("split.count", 3);
+      draft.set_integer("split.tensors.count", num_tensors);
+      // As gguf-split may: the first part holds metadata alone.
+      for (size_t i = 0; i < whole_.tensors.size(); ++i) {
+        if (part == 1 + static_cast<int64_t>(i % 2)) draft.tensors.push_back(whole_.tensors[i]);
+      }
+      parts_.push_back(draft);
+    }
+    write();
+  }
+  fs::path name(size_t part) const { return folder_.path() / ("m-0000" + std::to_string(part + 1) + "-of-00003.gguf"); }
+  void write() const {
+    for (size_t part = 0; part < parts_.size(); ++part) write_file_atomically(name(part), parts_[part].file());
+  }
+  template <typename Error = std::runtime_error>
+  void refused(const fs::path& source, std::initializer_list<std::string> words) const {
+    expect_error<Error>([&] { import_model(source, folder_.path() / "model", {}); }, words);
+    EXPECT_FALSE(fs::exists(folder_.path() / "model"));
+  }
+
+  TemporaryFolder folder_;
+  GgufDraft whole_ = small_gguf();
+  std::vector<GgufDraft> parts_;
+};
+
+TEST_F(Parts, AreOneModel) {
+  write_file_atomically(folder_.path() / "whole.gguf", whole_.file());
+  import_model(folder_.path() / "whole.gguf", folder_.path() / "expected", {});
+  import_model(name(0), folder_.path() / "found", {});
+  for (const char* file : {"model.safetensors", "config.json", "tokenizer.json"}) {
+    EXPECT_EQ(read_text_file(folder_.path() / "found" / file), read_text_file(folder_.path() / "expected" / file))
+        << file;
+  }
+  EXPECT_EQ(import_inputs(name(0), {}), (std::vector<fs::path>{name(0), name(1), name(2)}));
+}
+
+TEST_F(Parts, OtherThanTheFirstNameIt) {
+  refused<std::invalid_argument>(name(1),
+                                 {"m-00002-of-00003.gguf", "part 2 of 3", "Name the first", "-00001-of-00003.gguf"});
+}
+
+TEST_F(Parts, ThatAreMissingOrForeignAreNamed) {
+  fs::remove(name(2));
+  refused(name(0), {"m-00003-of-00003.gguf"});
+  parts_[2].set_integer("split.no", 1);
+  write();
+  refused(name(0), {"m-00003-of-00003.gguf", "expected part 3 of 3", "found part 2 of 3"});
+  parts_[2].set_integer("split.no", 2);
+  parts_[2].tensors.pop_back();
+  write();
+  refused(name(0), {"split.tensors.count", "11", "10 tensors"});
+  parts_[2].tensors = parts_[1].tensors;
+  write();
+  refused(name(0), {"m-00003-of-00003.gguf", "in another part too"});
+  fs::rename(name(0), folder_.path() / "renamed.gguf");
+  refused<std::invalid_argument>(folder_.path() / "renamed.gguf", {"renamed.gguf", "must end in -00001-of-00003.gguf"});
+}
+
+// --- Metadata ------------------------------------------------------------------------------------------------------
+
+TEST(ImportGguf, ReadsYarn) {
+  TemporaryFolder folder;
+  GgufDraft draft = small_gguf();
+  draft.set_text("llama.rope.scaling.type", "yarn");
+  draft.set_number("llama.rope.scaling.factor", 4.0f);
+  draft.set_integer("llama.rope.scaling.original_context_length", 8);
+  const RopeDescription plain = imported(draft, folder).blocks[0].rope;
+  EXPECT_FLOAT_EQ(plain.attention_factor, 1.1386294f);  // 0.1 ln 4 + 1
+  draft.set_number("llama.rope.scaling.yarn_attn_factor", 1.5f);
+  draft.set_number("llama.rope.scaling.yarn_beta_fast", 16.0f);
+  const RopeDescription given = imported(draft, folder).blocks[0].rope;
+  EXPECT_EQ(given.attention_factor, 1.5f);
+  draft.set_number("llama.rope.scaling.yarn_log_multiplier", 0.1f);
+  expect_refused<std::invalid_argument>(draft, {"model.gguf", "yarn_log_multiplier"});
+  draft.set_number("llama.rope.scaling.yarn_log_multiplier", 0.0f);
+  draft.set_number("llama.rope.scaling.yarn_ext_factor", 0.5f);
+  expect_refused<std::invalid_argument>(draft, {"model.gguf", "yarn_ext_factor"});
+  draft.set_text("llama.rope.scaling.type", "dynamic");
+  expect_refused<std::invalid_argument>(draft, {"'dynamic'", "known: none, linear, llama3, yarn, longrope"});
+}
+
+TEST(ImportGguf, ReadsTheExpertsOfQwen3) {
+  TemporaryFolder folder;
+  GgufDraft draft = small_gguf_of("qwen3moe");
+  draft.set_integer("qwen3moe.expert_count", 3);
+  draft.set_integer("qwen3moe.expert_used_count", 2);
+  draft.set_integer("qwen3moe.expert_feed_forward_length", 4);
+  std::erase_if(draft.tensors, [](const GgufDraft::Tensor& tensor) {
+    return tensor.name.starts_with("blk.0.ffn_") && tensor.name != "blk.0.ffn_norm.weight";
+  });
+  for (const char* norm : {"attn_q_norm", "attn_k_norm"}) draft.add("blk.0." + std::string(norm) + ".weight", {4});
+  draft.add("blk.0.ffn_gate_inp.weight", {3, 8});
+  draft.add("blk.0.ffn_gate_exps.weight", {3, 4, 8});
+  draft.add("blk.0.ffn_up_exps.weight", {3, 4, 8});
+  draft.add("blk.0.ffn_down_exps.weight", {3, 8, 4});
+  fill(draft.tensor("blk.0.ffn_down_exps.weight"), 0.0f);
+  const ModelDescription model = imported(draft, folder);
+  EXPECT_EQ(model.family, "qwen3_moe");
+  ASSERT_EQ(model.blocks[0].experts.size(), 3u);
+  EXPECT_EQ(model.blocks[0].routing.experts_per_token, 2);
+  EXPECT_TRUE(model.blocks[0].routing.normalizes_top_weights);
+  const Checkpoint checkpoint = Checkpoint::open(folder.path() / "model");
+  for (size_t e = 0; e < 3; ++e) {
+    const TensorView& down = checkpoint.tensor(model.blocks[0].experts[e].down.name + ".weight");
+    EXPECT_EQ(down.shape, (std::vector<int64_t>{8, 4}));
+    float first = 0.0f;
+    std::memcpy(&first, down.data.data(), sizeof first);
+    EXPECT_EQ(first, static_cast<float>(32 * e));
+  }
+  draft.tensor("blk.0.ffn_up_exps.weight").shape = {4, 3, 8};
+  expect_refused(draft, {"ffn_up_exps.weight", "3 experts", "[4, 3, 8]"});
+}
+
+TEST(ImportGguf, ArchitecturesWithAndWithoutExpertsAreTwo) {
+  GgufDraft draft = small_gguf_of("gemma");
+  draft.set_integer("gemma.expert_count", 4);
+  expect_refused<std::invalid_argument>(draft, {"model.gguf", "'gemma' with experts", "llama"});
+}
+
+TEST(ImportGguf, AWindowMayBeMissingOnlyWhereTheFamilyHasModelsWithoutOne) {
+  const auto with_norms = [](const std::string& architecture, std::initializer_list<const char*> norms) {
+    GgufDraft draft = small_gguf_of(architecture);
+    for (const char* norm : norms) {
+      const bool is_of_head = std::string(norm).ends_with("q_norm") || std::string(norm).ends_with("k_norm");
+      draft.add("blk.0." + std::string(norm) + ".weight", {is_of_head ? 4 : 8});
+    }
+    return draft;
+  };
+  GgufDraft exaone = with_norms("exaone4", {"attn_q_norm", "attn_k_norm", "post_attention_norm", "post_ffw_norm"});
+  std::erase_if(exaone.tensors, [](const GgufDraft::Tensor& tensor) {
+    return tensor.name == "blk.0.attn_norm.weight" || tensor.name == "blk.0.ffn_norm.weight";
+  });
+  TemporaryFolder folder;
+  const ModelDescription model = imported(exaone, folder);
+  EXPECT_EQ(model.blocks[0].sliding_window, 0);
+  EXPECT_NE(model.blocks[0].rope.inverse_frequencies.front(), 0.0f);  // rotated
+  expect_refused(with_norms("gemma2", {"post_attention_norm", "post_ffw_norm"}),
+                 {"gemma2.attention.sliding_window", "missing"});
+}
+
+TEST(ImportGguf, AMiniCpmOfAnOlderConverterIsRefused) {
+  GgufDraft draft = small_gguf_of("minicpm");
+  draft.set_number("minicpm.embedding_scale", 12.0f);
+  expect_refused<std::invalid_argument>(draft, {"minicpm.residual_scale", "missing", "older converter"});
+}
+
+}  // namespace
+}  // namespace pare
