@@ -61,8 +61,15 @@ bool are_own(const std::vector<runtime::StoredModule>& modules) {
 
 // Returns config.json: the source's, with a quantization_config of the modules that are in a container. The parts of a
 // whole model beside its text part are left alone, by patterns: programs differ in what stands before their names.
-std::string config_of(const runtime::Checkpoint& source, const std::vector<runtime::StoredModule>& modules,
+std::string config_of(const runtime::Checkpoint& source, std::vector<runtime::StoredModule> modules,
                       std::vector<std::string> unquantized) {
+  // transformers 5 calls the head of every decoder lm_head, whatever its files call it (embed_out of gpt_neox).
+  constexpr const char* kHead = "lm_head";
+  if (const std::string head = source.is_encoder() ? kHead : source.description().head.name; head != kHead) {
+    if (std::ranges::find(unquantized, head) != unquantized.end()) unquantized.emplace_back(kHead);
+    const auto module = std::ranges::find(modules, head, &runtime::StoredModule::name);
+    if (module != modules.end()) modules.push_back({kHead, module->scheme, module->is_linear});
+  }
   for (const std::string& part : source.other_parts()) unquantized.push_back("re:^(model\\.)?" + part + "\\b");
   Json config = runtime::parse_ordered_json(source.config_json(), (source.directory() / "config.json").string());
   if (!modules.empty()) {

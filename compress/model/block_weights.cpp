@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "compress/model/row_functions.h"
+
 namespace pare::compress {
 
 const at::Tensor& find_tensor(const NamedTensors& tensors, const std::string& name) {
@@ -34,7 +36,8 @@ std::vector<runtime::NormDescription> norms_of(const runtime::BlockDescription& 
   for (const auto& norm : {block.q_norm, block.k_norm, block.post_attention_norm}) {
     if (norm) norms.push_back(*norm);
   }
-  if (block.feed_forward_norm.exists()) norms.push_back(block.feed_forward_norm);
+  const bool is_shared = block.feed_forward_norm == block.attention_norm;
+  if (block.feed_forward_norm.exists() && !is_shared) norms.push_back(block.feed_forward_norm);
   if (block.post_feed_forward_norm) norms.push_back(*block.post_feed_forward_norm);
   return norms;
 }
@@ -74,9 +77,37 @@ at::Tensor read_gain(const runtime::Checkpoint& checkpoint, const runtime::NormD
   return float_tensor(checkpoint.norm_gain(norm));
 }
 
-at::Tensor read_final_gain(const runtime::Checkpoint& checkpoint) {
-  at::Tensor gain_D = read_gain(checkpoint, checkpoint.description().final_norm);
-  return checkpoint.description().logit_scale == 1.0f ? gain_D : gain_D.mul_(checkpoint.description().logit_scale);
+at::Tensor read_bias(const runtime::Checkpoint& checkpoint, const runtime::NormDescription& norm) {
+  return norm.has_bias ? float_tensor(checkpoint.norm_bias(norm)) : at::Tensor();
+}
+
+at::Tensor norm_of(const runtime::NormDescription& norm, const at::Tensor& gain_D, const at::Tensor& bias_D,
+                   const at::Tensor& hidden_RD, at::ScalarType out) {
+  return norm.centers ? layer_norm_rows(hidden_RD, gain_D, bias_D, norm.epsilon, out)
+                      : rms_norm_rows(hidden_RD, gain_D, norm.epsilon, out);
+}
+
+FinalNorm read_final_norm(const runtime::Checkpoint& checkpoint) {
+  const runtime::ModelDescription& model = checkpoint.description();
+  FinalNorm norm{model.final_norm, read_gain(checkpoint, model.final_norm), read_bias(checkpoint, model.final_norm)};
+  if (model.logit_scale == 1.0f) return norm;
+  norm.gain_D.mul_(model.logit_scale);
+  if (norm.bias_D.defined()) norm.bias_D.mul_(model.logit_scale);
+  return norm;
+}
+
+std::optional<runtime::LinearWeights> read_positions(const runtime::Checkpoint& checkpoint) {
+  const runtime::ModelDescription& model = checkpoint.description();
+  if (!model.has_learned_positions()) return std::nullopt;
+  return checkpoint.linear(model.position_table);
+}
+
+void add_positions(const std::optional<runtime::LinearWeights>& positions_PD, int64_t first_position,
+                   int64_t num_tokens, float* hidden_TD) {
+  if (!positions_PD) return;
+  std::vector<float> rows_TD(static_cast<size_t>(num_tokens * positions_PD->num_in()));
+  runtime::weight_rows(*positions_PD, first_position, num_tokens, rows_TD);
+  for (size_t i = 0; i < rows_TD.size(); ++i) hidden_TD[i] += rows_TD[i];
 }
 
 runtime::LinearWeights read_linear(const runtime::Checkpoint& checkpoint, const runtime::LinearDescription& linear,
@@ -102,8 +133,10 @@ NamedTensors read_block(const runtime::Checkpoint& checkpoint, int64_t index, at
     at::Tensor& weight_OI = tensors.find(linear.name + ".weight")->second;
     if (held == HeldWeights::narrow) weight_OI = weight_OI.to(held_type(weights, compute, device));
   }
-  for (const runtime::NormDescription& norm : norms_of(block))
+  for (const runtime::NormDescription& norm : norms_of(block)) {
     tensors[norm.name + ".weight"] = read_gain(checkpoint, norm);
+    if (norm.has_bias) tensors[norm.name + ".bias"] = read_bias(checkpoint, norm);
+  }
   return tensors;
 }
 

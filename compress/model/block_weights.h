@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -51,8 +52,20 @@ NamedTensors read_block(const runtime::Checkpoint& checkpoint, int64_t index, at
 at::Tensor read_table(const runtime::Checkpoint& checkpoint, const runtime::LinearDescription& table,
                       at::ScalarType compute);
 at::Tensor read_gain(const runtime::Checkpoint& checkpoint, const runtime::NormDescription& norm);
-// The final norm's gain with the logits' factor.
-at::Tensor read_final_gain(const runtime::Checkpoint& checkpoint);
+// Undefined for a norm without one.
+at::Tensor read_bias(const runtime::Checkpoint& checkpoint, const runtime::NormDescription& norm);
+// The norm of hidden states in float32, with gain and bias as they are read. bias_D: undefined for none.
+at::Tensor norm_of(const runtime::NormDescription& norm, const at::Tensor& gain_D, const at::Tensor& bias_D,
+                   const at::Tensor& hidden_RD, at::ScalarType out);
+// The final norm, whose gain and bias have the logits' factor.
+struct FinalNorm {
+  runtime::NormDescription description;
+  at::Tensor gain_D, bias_D;
+  at::Tensor operator()(const at::Tensor& hidden_RD) const {
+    return norm_of(description, gain_D, bias_D, hidden_RD, at::kFloat);
+  }
+};
+FinalNorm read_final_norm(const runtime::Checkpoint& checkpoint);
 // Adds the linear's ".weight" and, where it has one, its ".bias". Returns what was read, whose pages may be gone.
 runtime::LinearWeights read_linear(const runtime::Checkpoint& checkpoint, const runtime::LinearDescription& linear,
                                    at::ScalarType compute, NamedTensors& tensors);
@@ -60,6 +73,12 @@ runtime::LinearWeights read_linear(const runtime::Checkpoint& checkpoint, const 
 at::ScalarType held_type(const runtime::LinearWeights& linear, at::ScalarType compute, at::Device device);
 // The formats of the inputs of all blocks' linears that are rounded.
 InputFormats read_input_formats(const runtime::Checkpoint& checkpoint);
+
+// The table of learned positions; nothing where the model has none.
+std::optional<runtime::LinearWeights> read_positions(const runtime::Checkpoint& checkpoint);
+// Adds positions[t + first_position] to hidden[t] of a window of num_tokens tokens, float32.
+void add_positions(const std::optional<runtime::LinearWeights>& positions_PD, int64_t first_position,
+                   int64_t num_tokens, float* hidden_TD);
 
 // Writes embedding_scale * table[ids[t]] to hidden[t] of one window, float32. The table may be dense or quantized.
 void embed(const runtime::LinearWeights& table_VD, float embedding_scale, std::span<const int32_t> ids_T,

@@ -5,6 +5,7 @@
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
@@ -55,9 +56,19 @@ void DecoderFunctions::set_input_formats(InputFormats formats) {
   input_formats_ = std::move(formats);
 }
 
+void DecoderFunctions::set_frozen(const runtime::Checkpoint& checkpoint) {
+  if (model_->has_learned_positions()) {
+    positions_PD_ = read_table(checkpoint, model_->position_table, at::kFloat).to(device_);
+  }
+  if (model_->final_norm.has_bias) final_bias_D_ = read_bias(checkpoint, model_->final_norm).to(device_);
+}
+
 at::Tensor DecoderFunctions::embed(const at::Tensor& ids_BT, const at::Tensor& table_VD) const {
   at::Tensor hidden_BTD = at::embedding(table_VD, ids_BT).to(at::kFloat);
-  return model_->embedding_scale == 1.0f ? hidden_BTD : hidden_BTD.mul(model_->embedding_scale);
+  if (model_->embedding_scale != 1.0f) hidden_BTD = hidden_BTD.mul(model_->embedding_scale);
+  if (!model_->has_learned_positions()) return hidden_BTD;
+  if (!positions_PD_.defined()) throw std::logic_error("DecoderFunctions: set_frozen was not called");
+  return hidden_BTD.add(positions_PD_.narrow(0, model_->first_position, ids_BT.size(-1)));
 }
 
 at::Tensor DecoderFunctions::embedding_gradient(const at::Tensor& ids_BT, const at::Tensor& gradient_BTD,
@@ -72,8 +83,11 @@ at::Tensor DecoderFunctions::block(int64_t index, const NamedTensors& weights, c
 }
 
 at::Tensor DecoderFunctions::final_norm(const at::Tensor& gain_D, const at::Tensor& hidden_RD) const {
+  const runtime::NormDescription& norm = model_->final_norm;
+  if (norm.has_bias && !final_bias_D_.defined()) throw std::logic_error("DecoderFunctions: set_frozen was not called");
   const at::Tensor scaled_D = model_->logit_scale == 1.0f ? gain_D : gain_D.mul(model_->logit_scale);
-  return rms_norm_rows(hidden_RD, scaled_D, model_->final_norm.epsilon, compute_);
+  return norm_of(norm, scaled_D, norm.has_bias ? final_bias_D_.mul(model_->logit_scale) : at::Tensor(), hidden_RD,
+                 compute_);
 }
 
 at::Tensor DecoderFunctions::head_products(const at::Tensor& head_VD, const at::Tensor& normalized_RD) const {
@@ -104,7 +118,8 @@ BlockFunctions::BlockFunctions(const DecoderFunctions& model, int64_t index, con
       site_(site) {}
 
 at::Tensor BlockFunctions::norm(const runtime::NormDescription& norm, const at::Tensor& x, at::ScalarType out) const {
-  return rms_norm_rows(x, find_tensor(weights_, norm.name + ".weight"), norm.epsilon, out);
+  return norm_of(norm, find_tensor(weights_, norm.name + ".weight"),
+                 norm.has_bias ? find_tensor(weights_, norm.name + ".bias") : at::Tensor(), x, out);
 }
 
 const runtime::InputFormat* BlockFunctions::format_of(runtime::ActivationSite site) const {
@@ -116,19 +131,28 @@ StageInput BlockFunctions::normalized(runtime::Stage stage, const at::Tensor& hi
       stage.kind == runtime::Stage::attention_input ? block_.attention_norm : block_.feed_forward_norm;
   if (!norm.exists())
     return StageInput::plain(hidden.to(functions_.compute_type(), /*non_blocking=*/false, /*copy=*/true));
+  if (norm.centers) return StageInput::plain(this->norm(norm, hidden, functions_.compute_type()));
   return StageInput::norm(hidden, find_tensor(weights_, norm.name + ".weight"), norm.epsilon,
                           functions_.compute_type());
 }
 
 std::vector<at::Tensor> BlockFunctions::stage_products_of(const StageInput& input,
                                                           const std::vector<runtime::LinearDescription>& readers,
-                                                          const std::vector<int64_t>& widths) const {
+                                                          const std::vector<int64_t>& widths,
+                                                          const std::vector<int32_t>& rows) const {
   std::vector<LinearOperands> operands;
   for (const runtime::LinearDescription& reader : readers) operands.push_back(operands_of(weights_, reader));
   const std::vector<at::Tensor> products = stage_products(input, input_format_of(formats_, readers.front()), operands);
   if (products.size() == widths.size()) return products;
-  std::vector<at::Tensor> parts = products.front().split_with_sizes(widths, -1);
-  for (at::Tensor& part : parts) part = part.contiguous();
+  const at::Tensor& stack = products.front();
+  const at::Tensor order = rows.empty() ? at::Tensor() : at::tensor(rows, at::kInt).to(stack.device());
+  std::vector<at::Tensor> parts;
+  int64_t first = 0;
+  for (const int64_t width : widths) {
+    parts.push_back(order.defined() ? stack.index_select(-1, order.narrow(0, first, width))
+                                    : stack.narrow(-1, first, width).contiguous());
+    first += width;
+  }
   return parts;
 }
 
@@ -167,7 +191,7 @@ at::Tensor BlockFunctions::attention(const at::Tensor& hidden, KeyValues* earlie
   const int64_t num_tokens = hidden.size(-2);
   const std::vector<at::Tensor> products =
       stage_products_of(normalized(runtime::Stage::attention_input, hidden), block_.attention_readers(),
-                        {block_.q.num_out, block_.k.num_out, block_.v.num_out});
+                        {block_.q.num_out, block_.k.num_out, block_.v.num_out}, block_.qkv_rows);
   const auto heads = [&](at::Tensor product, int64_t num_heads, const std::optional<runtime::NormDescription>& of) {
     const bool spans_heads = of && of->width != model_.head_size;
     if (spans_heads) product = norm(*of, product, functions_.compute_type());
@@ -196,6 +220,11 @@ at::Tensor BlockFunctions::attention(const at::Tensor& hidden, KeyValues* earlie
 
 StageInput BlockFunctions::activation(int64_t expert, const StageInput& input) const {
   const runtime::FeedForwardDescription& network = block_.experts.at(static_cast<size_t>(std::max<int64_t>(expert, 0)));
+  if (!network.is_gated()) {
+    const at::Tensor up =
+        stage_product(input, input_format_of(formats_, network.up), operands_of(weights_, network.up));
+    return StageInput::plain(activation_of(up, model_.activation));
+  }
   const std::vector<at::Tensor> products =
       stage_products_of(input, network.readers(), {network.gate.num_out, network.up.num_out});
   return StageInput::gated(products[0], products[1], model_.activation);
@@ -262,12 +291,18 @@ at::Tensor BlockFunctions::feed_forward(const at::Tensor& hidden) const {
 at::Tensor BlockFunctions::forward(const at::Tensor& hidden, KeyValues* earlier, const DocumentStarts& starts) const {
   const runtime::Stage mixes = runtime::Stage::attention_output;
   const at::Tensor attended = add(mixes, output(mixes, StageInput::plain(attention(hidden, earlier, starts))), hidden);
-  return add(runtime::Stage::feed_forward_output, feed_forward(attended), attended);
+  return add(runtime::Stage::feed_forward_output, feed_forward(block_.is_parallel ? hidden : attended), attended);
 }
 
 void BlockFunctions::pass(at::Tensor& hidden) const {
   const runtime::Stage mixes = runtime::Stage::attention_output;
-  add_to(mixes, output(mixes, StageInput::plain(attention(hidden))), hidden);
+  const at::Tensor attended = output(mixes, StageInput::plain(attention(hidden)));
+  if (block_.is_parallel) {
+    const at::Tensor made = feed_forward(hidden);
+    add_to(mixes, attended, hidden);
+    return add_to(runtime::Stage::feed_forward_output, made, hidden);
+  }
+  add_to(mixes, attended, hidden);
   add_to(runtime::Stage::feed_forward_output, feed_forward(hidden), hidden);
 }
 

@@ -45,6 +45,9 @@ class DecoderFunctions {
   // are.
   const at::Tensor& channels(int64_t block) const { return channels_[static_cast<size_t>(block)]; }
   void set_input_formats(InputFormats formats);
+  // Takes what is never trained: learned positions and the bias of the final norm. Needed for embed and final_norm of a
+  // model that has them; they throw std::logic_error without it.
+  void set_frozen(const runtime::Checkpoint& checkpoint);
 
   // ids_BT int64, table_VD in any floating type: [B, T, D] float32, scaled as the family has it.
   at::Tensor embed(const at::Tensor& ids_BT, const at::Tensor& table_VD) const;
@@ -70,6 +73,7 @@ class DecoderFunctions {
   std::vector<std::shared_ptr<const RotaryAngles>> angles_;  // of each block
   std::vector<at::Tensor> channels_;
   InputFormats input_formats_;
+  at::Tensor positions_PD_, final_bias_D_;  // float32; undefined: none, or not set
 };
 
 // One block's functions, cut at its stages. A stage is one of the block's four inputs, and the linears that read it:
@@ -97,7 +101,8 @@ class BlockFunctions {
   BlockFunctions(const DecoderFunctions& model, int64_t index, const NamedTensors& weights, const InputFormats& formats,
                  const RoundedSite* site = nullptr);
 
-  // The norm in front of attention_input or feed_forward_input, or a copy of the hidden state where there is none.
+  // The norm in front of attention_input or feed_forward_input, or a copy of the hidden state where there is none. The
+  // hidden state is the one that the stage's half reads: in a parallel block that before attention.
   StageInput normalized(runtime::Stage stage, const at::Tensor& hidden) const;
   // The input of attention_output, [..., T, H K]. earlier: not null, the tokens stand after those that it holds, see
   // them, and are added to it. starts: attention stays within a document, whose positions begin at 0, as if it stood
@@ -134,10 +139,12 @@ class BlockFunctions {
   const runtime::InputFormat* format_of(runtime::ActivationSite site) const;
   at::Tensor added(runtime::Stage stage, const at::Tensor& output) const;
   at::Tensor feed_forward(const at::Tensor& hidden) const;
-  // The products of a stage's linears, cut into parts of these widths where the file holds the linears as one.
+  // The products of a stage's linears, cut into parts of these widths where the file holds the linears as one, with its
+  // rows in the order `rows` unless that is empty.
   std::vector<at::Tensor> stage_products_of(const StageInput& input,
                                             const std::vector<runtime::LinearDescription>& readers,
-                                            const std::vector<int64_t>& widths) const;
+                                            const std::vector<int64_t>& widths,
+                                            const std::vector<int32_t>& rows = {}) const;
   // Queries, keys and values before their rotation, [B, T, H K].
   at::Tensor attend_documents(const at::Tensor& q_BTHK, const at::Tensor& k_BTGK, const at::Tensor& v_BTGK,
                               const DocumentStarts& starts) const;

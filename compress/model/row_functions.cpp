@@ -2,13 +2,16 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/clamp_min.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/threshold_backward.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -238,7 +241,9 @@ void activate(const at::Tensor& gate, runtime::Activation activation, const at::
   const at::Tensor x = flat(gate), y = out.view({-1});
   in_parts(x.numel(), [&](int64_t first, int64_t count) {
     at::Tensor part = y.narrow(0, first, count);
-    if (activation == runtime::Activation::silu) {
+    if (activation == runtime::Activation::relu) {
+      at::clamp_min_out(part, x.narrow(0, first, count), 0.0);
+    } else if (activation == runtime::Activation::silu) {
       at::silu_out(part, x.narrow(0, first, count));
     } else {
       at::gelu_out(part, x.narrow(0, first, count), gelu_form(activation));
@@ -258,7 +263,9 @@ at::Tensor activation_gradient(const at::Tensor& gradient, const at::Tensor& gat
   const at::Tensor dx = at::empty_like(x);
   in_parts(x.numel(), [&](int64_t first, int64_t count) {
     at::Tensor part = dx.narrow(0, first, count);
-    if (activation == runtime::Activation::silu) {
+    if (activation == runtime::Activation::relu) {
+      at::threshold_backward_out(part, dy.narrow(0, first, count), x.narrow(0, first, count), 0.0);
+    } else if (activation == runtime::Activation::silu) {
       at::silu_backward_out(part, dy.narrow(0, first, count), x.narrow(0, first, count));
     } else {
       at::gelu_backward_out(part, dy.narrow(0, first, count), x.narrow(0, first, count), gelu_form(activation));
@@ -347,6 +354,34 @@ at::Tensor rms_norm_rows(const at::Tensor& x_RD, const at::Tensor& gain_D, doubl
   check_norm(x_RD, gain_D, out);
   if (!has_row_kernels(x_RD)) return rms_norm_rows_by_ops(x_RD, gain_D, epsilon, out);
   return RmsNorm::apply(x_RD, gain_D.contiguous(), epsilon, out);
+}
+
+at::Tensor layer_norm_rows(const at::Tensor& x_RD, const at::Tensor& gain_D, const at::Tensor& bias_D, double epsilon,
+                           at::ScalarType out) {
+  check_norm(x_RD, gain_D, out);
+  return at::layer_norm(x_RD.to(at::kFloat), {x_RD.size(-1)}, gain_D,
+                        bias_D.defined() ? std::optional(bias_D) : std::nullopt, epsilon)
+      .to(out);
+}
+
+namespace {
+
+struct ActivateRows : torch::autograd::Function<ActivateRows> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, runtime::Activation activation) {
+    context->save_for_backward({x});
+    context->saved_data["activation"] = static_cast<int64_t>(activation);
+    return activated(x, activation);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto activation = static_cast<runtime::Activation>(context->saved_data["activation"].toInt());
+    return {activation_gradient(gradients[0], context->get_saved_variables()[0], activation), {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor activation_of(const at::Tensor& x, runtime::Activation activation) {
+  return has_row_kernels(x) ? ActivateRows::apply(x, activation) : activation_by_ops(x, activation);
 }
 
 void rms_norm_rows_to(const at::Tensor& x_RD, const at::Tensor& gain_D, double epsilon, at::Tensor& out_RD) {

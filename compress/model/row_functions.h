@@ -23,6 +23,12 @@ bool has_row_kernels(const at::Tensor& x);
 // x_RD [..., D] float32 or bfloat16, gain_D [D] float32; the result has x's shape and the type `out`. The gain's
 // gradient is float32. Throws std::invalid_argument for other shapes and types.
 at::Tensor rms_norm_rows(const at::Tensor& x_RD, const at::Tensor& gain_D, double epsilon, at::ScalarType out);
+// y = (x - mean(x)) / sqrt(variance(x) + epsilon) * gain + bias (Ba et al., arXiv 1607.06450, equation 4), likewise.
+// bias_D: undefined for none.
+at::Tensor layer_norm_rows(const at::Tensor& x_RD, const at::Tensor& gain_D, const at::Tensor& bias_D, double epsilon,
+                           at::ScalarType out);
+// activation(x), of x's type and shape, with gradients.
+at::Tensor activation_of(const at::Tensor& x, runtime::Activation activation);
 // Writes it to out_RD, contiguous, of x's shape; without gradients, on a CPU.
 void rms_norm_rows_to(const at::Tensor& x_RD, const at::Tensor& gain_D, double epsilon, at::Tensor& out_RD);
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/relu.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
@@ -25,6 +26,7 @@ at::Tensor rotate_heads_by_ops(const at::Tensor& x_BTHK, const RotaryAngles& ang
 
 at::Tensor activation_by_ops(const at::Tensor& x, runtime::Activation activation) {
   if (activation == runtime::Activation::silu) return at::silu(x);
+  if (activation == runtime::Activation::relu) return at::relu(x);
   return at::gelu(x, activation == runtime::Activation::gelu ? "none" : "tanh");
 }
 

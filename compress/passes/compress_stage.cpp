@@ -230,9 +230,9 @@ void compress_stage(const RunPlan& plan, int64_t block_index, runtime::Stage sta
   const std::vector<const LayerPlan*> layers = plan.stage_layers(block_index, stage);
   if (layers.empty()) return;
   StageState state = make_stage(layers, work.block, std::move(statistics));
-  state.scales_are_powers_of_two = runtime::folds_into_linear(stage);
-  if (const auto* block = dynamic_cast<const DecoderBlock*>(&work.block);
-      block != nullptr && state.scales_are_powers_of_two) {
+  const auto* const block = dynamic_cast<const DecoderBlock*>(&work.block);
+  state.scales_are_powers_of_two = block != nullptr && folds_powers_of_two(block->description(), stage);
+  if (block != nullptr && runtime::folds_into_linear(stage)) {
     state.producer_I = producer_channels(checkpoint.description(), block->description(), stage);
     if (layers.front()->step(PassKind::scales_inputs) != nullptr) {
       state.scale_bounds = producer_bounds(checkpoint, stage, block->description(), work.layers, work.changed);

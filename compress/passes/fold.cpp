@@ -26,7 +26,14 @@ Producer producer_of(const runtime::BlockDescription& block, runtime::Stage stag
   const runtime::FeedForwardDescription& network =
       block.experts[static_cast<size_t>(std::max<int64_t>(stage.expert, 0))];
   const runtime::Stage reads(runtime::Stage::feed_forward_input, stage.expert);
-  return network.gate_up ? Producer{reads, 0, network.gate.num_out} : Producer{reads, 1};
+  if (network.gate_up) return {reads, 0, network.gate.num_out};
+  return {reads, network.is_gated() ? size_t{1} : size_t{0}};
+}
+
+// The row of a stack of q, k and v that lies there in another order.
+int64_t row_in_stack(const runtime::BlockDescription& block, runtime::Stage stage, int64_t row) {
+  const bool is_ordered = stage.kind == runtime::Stage::attention_output && !block.qkv_rows.empty();
+  return is_ordered ? block.qkv_rows[static_cast<size_t>(row)] : row;
 }
 
 bool is_power_of_two(float value) {
@@ -173,12 +180,44 @@ void fold_into_linear(const runtime::Checkpoint& checkpoint, runtime::Stage prod
   block.divide_outputs(producer, index, scales_O);
 }
 
+const runtime::NormDescription& norm_before(const runtime::BlockDescription& block, runtime::Stage stage) {
+  return stage == runtime::Stage::attention_input ? block.attention_norm : block.feed_forward_norm;
+}
+
+// Gain and bias of a LayerNorm are divided by powers of two, which is exact or not done.
+std::vector<float> fold_into_layer_norm(const runtime::Checkpoint& checkpoint, runtime::Stage stage,
+                                        std::span<const float> wanted_I, DecoderBlock& block,
+                                        std::vector<runtime::OwnedTensor>& changed) {
+  const runtime::NormDescription& norm = norm_before(block.description(), stage);
+  const runtime::DType gain_dtype = checkpoint.tensor(norm.name + ".weight").dtype;
+  const runtime::DType bias_dtype = checkpoint.tensor(norm.name + ".bias").dtype;
+  std::vector<float> gain_D = checkpoint.norm_gain(norm), bias_D = checkpoint.norm_bias(norm);
+  std::vector<float> scales_D(wanted_I.begin(), wanted_I.end());
+  for (size_t i = 0; i < scales_D.size(); ++i) {
+    const float scale = scales_D[i];
+    if (!is_power_of_two(scale)) {
+      throw std::invalid_argument("fold into " + norm.name + ", channel " + std::to_string(i) +
+                                  ": expected a power of two, found " + std::to_string(scale));
+    }
+    const auto is_exact = [scale](float value, runtime::DType dtype) {
+      return runtime::round_to(value / scale, dtype) * scale == value;
+    };
+    if (!is_exact(gain_D[i], gain_dtype) || !is_exact(bias_D[i], bias_dtype)) scales_D[i] = 1.0f;
+    gain_D[i] /= scales_D[i];
+    bias_D[i] /= scales_D[i];
+  }
+  changed.push_back(stored_as_source(checkpoint, norm.name + ".weight", gain_D));
+  changed.push_back(stored_as_source(checkpoint, norm.name + ".bias", bias_D));
+  block.set_norm_gain(stage, gain_D);
+  block.set_norm_bias(stage, bias_D);
+  return scales_D;
+}
+
 std::vector<float> fold_into_norm(const runtime::Checkpoint& checkpoint, runtime::Stage stage,
                                   std::span<const float> wanted_I, DecoderBlock& block,
                                   std::vector<runtime::OwnedTensor>& changed) {
-  const runtime::NormDescription& norm = stage == runtime::Stage::attention_input
-                                             ? block.description().attention_norm
-                                             : block.description().feed_forward_norm;
+  const runtime::NormDescription& norm = norm_before(block.description(), stage);
+  if (norm.has_bias) return fold_into_layer_norm(checkpoint, stage, wanted_I, block, changed);
   const std::string name = norm.name + ".weight";
   const runtime::DType dtype = checkpoint.tensor(name).dtype;
   const float offset = norm.unit_offset ? 1.0f : 0.0f;
@@ -204,12 +243,17 @@ std::vector<float> fold_into_norm(const runtime::Checkpoint& checkpoint, runtime
 
 }  // namespace
 
+bool folds_powers_of_two(const runtime::BlockDescription& block, runtime::Stage stage) {
+  return runtime::folds_into_linear(stage) || norm_before(block, stage).has_bias;
+}
+
 void restore_changed(const runtime::OwnedTensor& tensor, DecoderBlock& block) {
   const runtime::BlockDescription& description = block.description();
   std::vector<float> values(tensor.data.size() / runtime::dtype_size_bytes(tensor.dtype));
   runtime::convert_to_float(tensor.dtype, tensor.data, values);
   for (const auto& [stage, norm] : {std::pair{runtime::Stage::attention_input, &description.attention_norm},
                                     std::pair{runtime::Stage::feed_forward_input, &description.feed_forward_norm}}) {
+    if (norm->has_bias && tensor.name == norm->name + ".bias") return block.set_norm_bias(stage, values);
     if (!norm->exists() || tensor.name != norm->name + ".weight") continue;
     if (norm->unit_offset) {
       for (float& gain : values) gain += 1.0f;
@@ -268,7 +312,7 @@ quant::ScaleBounds producer_bounds(const runtime::Checkpoint& checkpoint, runtim
   if (linear.has_bias) narrow_by(linear.name + ".bias");
   quant::ScaleBounds bounds;
   for (const int64_t channel : producer_channels(checkpoint.description(), block, stage)) {
-    const int64_t row = first_row + channel;
+    const int64_t row = row_in_stack(block, stage, first_row + channel);
     bounds.least_I.push_back(std::ldexp(1.0f, rows[static_cast<size_t>(row)].least));
     bounds.most_I.push_back(std::ldexp(1.0f, rows[static_cast<size_t>(row)].most));
   }
@@ -296,7 +340,7 @@ std::vector<float> fold(const runtime::Checkpoint& checkpoint, runtime::Stage st
   const auto [producer, index, first_row] = producer_of(block.description(), stage);
   const runtime::LinearDescription linear = runtime::stage_layers(block.description(), producer)[index];
   std::vector<int64_t> rows_I = channels_I;
-  for (int64_t& row : rows_I) row += first_row;
+  for (int64_t& row : rows_I) row = row_in_stack(block.description(), stage, first_row + row);
   fold_into_linear(checkpoint, producer, index, by_row(wanted_I, rows_I, linear.num_out, linear.name), block, done,
                    changed);
   return {wanted_I.begin(), wanted_I.end()};

@@ -11,8 +11,10 @@
 // no fold.
 //
 // Every fold is exact. Into a norm: the stored gain is g' = round(g / s), and s := g / g' in float32. v and up are
-// rounded already: a power of two changes only the exponents of their scales, so that their codes stay. The activations
-// already computed are divided exactly.
+// rounded already: a power of two changes only the exponents of their scales, so that their codes stay. The same serves
+// a LayerNorm, whose gain and bias are both divided. The activations already computed are divided exactly.
+//
+// A network without a gate takes a fold before down only if relu stands between them: relu(x / s) = relu(x) / s.
 #pragma once
 
 #include <span>
@@ -23,6 +25,9 @@
 #include "quant/scale_bounds.h"
 
 namespace pare::compress {
+
+// Returns whether s must be a power of two: where a linear makes the stage's input, or a norm with a bias.
+bool folds_powers_of_two(const runtime::BlockDescription& block, runtime::Stage stage);
 
 // Returns for each channel i of the stage's input the index of what divides it. Channels of equal index must have equal
 // s. For a norm it is i itself, for attention_output the row of v, for feed_forward_output the row of up.

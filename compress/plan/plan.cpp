@@ -26,10 +26,18 @@ std::string pattern_of_experts(const std::string& gate) {
 
 // Returns whether the stage's input can be scaled before it is rounded.
 bool takes_scaling(const PassRecipe& scaling, size_t pass, const runtime::BlockDescription& block,
-                   const std::vector<LayerPlan>& layers, runtime::Stage stage) {
-  // A fold into a norm needs one.
-  if (stage.kind == runtime::Stage::attention_input && !block.attention_norm.exists()) return false;
-  if (stage.kind == runtime::Stage::feed_forward_input && !block.feed_forward_norm.exists()) return false;
+                   runtime::Activation activation, const std::vector<LayerPlan>& layers, runtime::Stage stage) {
+  // A fold into a norm needs one, which the other half of the block does not read.
+  const auto folds_into = [&](const runtime::NormDescription& norm) {
+    return norm.exists() && block.attention_norm != block.feed_forward_norm;
+  };
+  if (stage.kind == runtime::Stage::attention_input && !folds_into(block.attention_norm)) return false;
+  if (stage.kind == runtime::Stage::feed_forward_input && !folds_into(block.feed_forward_norm)) return false;
+  // Without a gate the activation stands between up and down. Only relu commutes with a factor.
+  if (stage.kind == runtime::Stage::feed_forward_output && !block.experts.front().is_gated() &&
+      activation != runtime::Activation::relu) {
+    return false;
+  }
   // A fold needs all linears that read the input.
   for (const LayerPlan& layer : layers) {
     if (layer.stage != stage) continue;
@@ -61,10 +69,10 @@ void check_mask_is_known(const PassRecipe& scaling, runtime::Stage stage, const 
 
 // Removes the scaling step from the stages whose input it cannot scale. Returns whether any stage is left.
 bool keep_scaled_stages(const PassRecipe& scaling, size_t pass, const runtime::BlockDescription& block,
-                        std::vector<LayerPlan>& layers) {
+                        runtime::Activation activation, std::vector<LayerPlan>& layers) {
   bool scales_any = false;
   for (const runtime::Stage stage : runtime::block_stages(block)) {
-    if (takes_scaling(scaling, pass, block, layers, stage)) {
+    if (takes_scaling(scaling, pass, block, activation, layers, stage)) {
       if (stage.kind == runtime::Stage::feed_forward_input && block.is_mixture()) {
         const std::string name(scaling.row->key), &gate = block.experts.front().gate.name;
         refuse_recipe(name + ": " + stage_layers(block, stage).front().name +
@@ -406,7 +414,7 @@ RunPlan plan_decoder(const Recipe& recipe, const runtime::Checkpoint& checkpoint
     if (recipe.passes[p].options->kind() != PassKind::scales_inputs) continue;
     bool scales_any = false;
     for (size_t b = 0; b < plan.blocks.size(); ++b) {
-      scales_any |= keep_scaled_stages(recipe.passes[p], p, model.blocks[b], plan.blocks[b]);
+      scales_any |= keep_scaled_stages(recipe.passes[p], p, model.blocks[b], model.activation, plan.blocks[b]);
     }
     if (scales_any) continue;
     refuse_recipe(std::string(recipe.passes[p].row->key) +

@@ -29,6 +29,7 @@ int64_t num_idle_experts(const runtime::BlockDescription& block) {
 }
 
 std::vector<runtime::LinearDescription> expert_linears(const runtime::FeedForwardDescription& expert) {
+  if (!expert.is_gated()) return {expert.up, expert.down};
   return {expert.gate, expert.up, expert.down};
 }
 

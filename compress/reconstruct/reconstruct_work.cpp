@@ -104,8 +104,9 @@ bool reconstruct_work(const std::vector<LayerPlan>& layers, int64_t index, const
   ParameterViews views;
   for (WorkedLayer& item : trained) views[item.name()] = make_view(tensors.at(item.name()), options, item);
   for (const runtime::NormDescription& norm : norms_of(block.description())) {
-    const std::string name = norm.name + ".weight";
+    const std::string name = norm.name + ".weight", bias = norm.name + ".bias";
     views[name] = frozen_view(tensors.at(name));
+    if (norm.has_bias) views[bias] = frozen_view(tensors.at(bias));
   }
   for (const auto& [name, tensor] : tensors) {
     if (!views.contains(name)) views[name] = frozen_view(tensor.to(model.compute_type()));

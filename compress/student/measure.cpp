@@ -114,7 +114,7 @@ WindowSums pass_block(const DecoderBlock& block, const distill::ChannelGroups& m
   const at::Tensor before_TD = hidden_TD.clone();
   const BlockFunctions functions = block.functions();
   const runtime::BlockDescription& description = block.description();
-  if (description.is_mixture()) {
+  if (description.is_mixture() || description.is_parallel) {
     block.forward(hidden_TD);
     sums.cosine = sum_of_cosines(before_TD, hidden_TD);
     return sums;
@@ -166,8 +166,11 @@ TeacherMeasure measure_teacher(const runtime::Checkpoint& teacher, const runtime
   const HiddenStore hidden({num_windows, num_tokens, width});
   {
     const runtime::LinearWeights embedding = teacher.linear(teacher.embedding());
+    const std::optional<runtime::LinearWeights> positions = read_positions(teacher);
     quant::for_row_chunks(num_windows, 1, [&](int64_t n, int64_t) {
-      embed(embedding, model.embedding_scale, windows.window(n), hidden.windows(n, 1, width).data_ptr<float>());
+      float* const hidden_TD = hidden.windows(n, 1, width).data_ptr<float>();
+      embed(embedding, model.embedding_scale, windows.window(n), hidden_TD);
+      add_positions(positions, model.first_position, num_tokens, hidden_TD);
     });
   }
   TeacherMeasure measure;

@@ -153,7 +153,8 @@ bool has_widths_of_its_own(const runtime::ModelDescription& model) {
   const runtime::BlockDescription& block = model.blocks.front();
   const bool spans_heads = block.q_norm && block.q_norm->width != model.head_size;
   return !block.qkv && !block.experts.front().gate_up && !spans_heads && block.attention_norm.exists() &&
-         block.feed_forward_norm.exists();
+         block.feed_forward_norm.exists() && !block.attention_norm.centers && block.experts.front().is_gated() &&
+         !block.is_parallel;
 }
 
 [[noreturn]] void refuse(const std::string& what) {
@@ -277,9 +278,10 @@ void check_student(const runtime::Checkpoint& teacher, const StudentOptions& opt
            "'kv_heads', 'hidden_size' and 'feed_forward_size'");
   }
   if (options.changes_widths() && !has_widths_of_its_own(model)) {
-    refuse("the layers of the teacher " + where +
-           " hold several linears in one tensor, have no norm before attention, or norms over all heads; they can lose "
-           "layers but no heads or channels: leave out 'heads', 'kv_heads', 'hidden_size' and 'feed_forward_size'");
+    refuse("the blocks of the teacher " + where +
+           " hold several linears in one tensor, are parallel, have no gate, or have other norms than Llama; they can "
+           "lose layers but no heads or channels: leave out 'heads', 'kv_heads', 'hidden_size' and "
+           "'feed_forward_size'");
   }
   if (model.has_mixture() && options.merge == LayerMerge::average) {
     refuse("the teacher " + where +

@@ -59,7 +59,7 @@ LeaveOneOut::LeaveOneOut(const runtime::Checkpoint& checkpoint, const runtime::S
       data_(data),
       backend_(backend),
       block_(checkpoint, 0, data.windows.num_tokens),
-      final_gain_D_(read_final_gain(checkpoint)),
+      final_norm_(read_final_norm(checkpoint)),
       sites_(std::move(sites)),
       hidden_NTD_(at::empty({data.windows.num_windows, data.windows.num_tokens, model_.hidden_size}, at::kFloat)),
       reference_(backend.allocate(hidden_NTD_.numel())),
@@ -76,8 +76,10 @@ LeaveOneOut::LeaveOneOut(const runtime::Checkpoint& checkpoint, const runtime::S
     }
   }
   const runtime::LinearWeights embedding = checkpoint.linear(checkpoint.embedding());
+  const std::optional<runtime::LinearWeights> positions = read_positions(checkpoint);
   quant::for_row_chunks(windows.num_windows, 1, [&](int64_t n, int64_t) {
     embed(embedding, model_.embedding_scale, windows.window(n), hidden_NTD_[n].data_ptr<float>());
+    add_positions(positions, model_.first_position, windows.num_tokens, hidden_NTD_[n].data_ptr<float>());
   });
   travellers_ = copies(hidden_NTD_, num_travellers + sites_.size());
   for (size_t i = 0; i < sites_.size(); ++i) {
@@ -128,7 +130,7 @@ void LeaveOneOut::forward(const DecoderBlock& block, std::span<at::Tensor> hidde
 void LeaveOneOut::finish(const at::Tensor& hidden_NTD, float* final_RD) const {
   const int64_t num_values = hidden_NTD.size(1) * model_.hidden_size;
   for (int64_t n = 0; n < hidden_NTD.size(0); ++n) {
-    const at::Tensor final_TD = rms_norm_rows(hidden_NTD[n], final_gain_D_, model_.final_norm.epsilon, at::kFloat);
+    const at::Tensor final_TD = final_norm_(hidden_NTD[n]);
     backend_.upload<float>({final_TD.const_data_ptr<float>(), static_cast<size_t>(num_values)},
                            final_RD + n * num_values);
   }

@@ -81,7 +81,7 @@ class LeaveOneOut {
   runtime::Backend& backend_;
   int64_t index_ = 0;
   DecoderBlock block_;
-  at::Tensor final_gain_D_;
+  FinalNorm final_norm_;
   std::unique_ptr<runtime::PackedLinear> head_;
   std::vector<RoundedSite> sites_;
   at::Tensor hidden_NTD_;                       // before block_

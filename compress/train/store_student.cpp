@@ -135,7 +135,10 @@ void commit_student(const StudentModel& student, const runtime::Checkpoint& chec
     }
     const runtime::BlockDescription& block = model.blocks[b];
     if (block.router) add_tensor(block.router->name + ".weight");
-    for (const runtime::NormDescription& norm : norms_of(block)) add_tensor(norm.name + ".weight");
+    for (const runtime::NormDescription& norm : norms_of(block)) {
+      add_tensor(norm.name + ".weight");
+      if (norm.has_bias) add_tensor(norm.name + ".bias");
+    }
     commit_layers(part_of_block(static_cast<int64_t>(b)), std::move(layers), std::move(changed), artifact);
   }
 }

@@ -32,13 +32,24 @@ StudentModel::StudentModel(const runtime::Checkpoint& checkpoint, const TrainedP
   check_trainable(checkpoint, parts);
   const runtime::ModelDescription& model = checkpoint.description();
   functions_.set_input_formats(read_input_formats(checkpoint));
-  if (compute != at::kFloat) exact_.emplace(model, max_tokens, at::kFloat, device);  // no input is rounded then
+  functions_.set_frozen(checkpoint);
+  if (compute != at::kFloat) {
+    exact_.emplace(model, max_tokens, at::kFloat, device);  // no input is rounded then
+    exact_->set_frozen(checkpoint);
+  }
   const auto read_norm = [&](const std::string& name, const runtime::NormDescription& norm, Views& views) {
     at::Tensor gain_D = read_gain(checkpoint, norm).to(device);
     const runtime::DType dtype = checkpoint.tensor(norm.name + ".weight").dtype;
     views[name] = parts.vectors
                       ? float_view(norm.name + ".weight", ParameterKind::gain, gain_D, dtype, {}, norm.unit_offset)
                       : frozen_view(std::move(gain_D));
+  };
+  const auto read_norm_bias = [&](const runtime::NormDescription& norm, Views& views) {
+    if (!norm.has_bias) return;
+    const std::string name = norm.name + ".bias";
+    at::Tensor bias_D = read_bias(checkpoint, norm).to(device);
+    views[name] = parts.vectors ? float_view(name, ParameterKind::bias, bias_D, checkpoint.tensor(name).dtype)
+                                : frozen_view(std::move(bias_D));
   };
   const auto read_outer = [&](const char* name, const runtime::LinearDescription& table) {
     const runtime::LinearWeights linear = checkpoint.linear(table);
@@ -61,7 +72,10 @@ StudentModel::StudentModel(const runtime::Checkpoint& checkpoint, const TrainedP
       read_linear(checkpoint, linear, is_trained(linear.name) ? parts : TrainedParts{false, false, false, false},
                   claim == claims.end() ? nullptr : &claim->second, views);
     }
-    for (const runtime::NormDescription& norm : norms_of(block)) read_norm(norm.name + ".weight", norm, views);
+    for (const runtime::NormDescription& norm : norms_of(block)) {
+      read_norm(norm.name + ".weight", norm, views);
+      read_norm_bias(norm, views);
+    }
   }
 }
 

@@ -262,6 +262,7 @@ class LiveTeacherModel : public LiveTeacher {
     check_vocabularies(checkpoint.description().vocabulary_size, num_vocabulary);
     DecoderFunctions functions(checkpoint.description(), max_tokens, compute, device);
     functions.set_input_formats(read_input_formats(checkpoint));
+    functions.set_frozen(checkpoint);
     weights_ = std::make_shared<Weights>(std::move(functions));
     weights_->model =
         read_frozen(checkpoint, weights_->functions, use.samples ? HeldWeights::widened : HeldWeights::narrow);

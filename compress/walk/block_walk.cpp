@@ -33,7 +33,8 @@ class Stopwatch {
 BlockWalk::BlockWalk(const runtime::ModelDescription& model, const runtime::TokenWindows& windows,
                      const runtime::LinearWeights& embedding, uint64_t sample_seed, Spill spill,
                      const std::filesystem::path& spill_directory, int num_threads, ExpertTokens expert_tokens,
-                     const runtime::LinearWeights* original_embedding, bool keeps_block_inputs)
+                     const runtime::LinearWeights* original_embedding, bool keeps_block_inputs,
+                     const std::optional<runtime::LinearWeights>& positions)
     : model_(model),
       num_windows_(windows.num_windows),
       num_tokens_(windows.num_tokens),
@@ -58,10 +59,11 @@ BlockWalk::BlockWalk(const runtime::ModelDescription& model, const runtime::Toke
   quant::for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
     at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
     embed(embedding, model_.embedding_scale, windows.window(window), hidden_TD.data_ptr<float>());
+    add_positions(positions, model_.first_position, num_tokens_, hidden_TD.data_ptr<float>());
     hidden_.release(window, 1, model_.hidden_size);
   });
   if (original_embedding != nullptr) {
-    original_.emplace(model, windows, *original_embedding, sample_seed, layout_, spill_directory);
+    original_.emplace(model, windows, *original_embedding, positions, sample_seed, layout_, spill_directory);
   }
 }
 
@@ -142,7 +144,9 @@ StageInput BlockWalk::produce(const DecoderBlock& block, runtime::Stage stage, i
   const BlockFunctions functions = block.functions();
   at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
   if (stage.kind == runtime::Stage::attention_output) return StageInput::plain(functions.attention(hidden_TD));
-  if (stage.kind == runtime::Stage::feed_forward_input && stage.expert == runtime::Stage::kNoExpert) {
+  // A parallel block's halves both read what it got. What they add is made when the walk leaves the block.
+  const bool is_parallel = block.description().is_parallel;
+  if (stage.kind == runtime::Stage::feed_forward_input && stage.expert == runtime::Stage::kNoExpert && !is_parallel) {
     add_output(block, runtime::Stage::attention_output, window);
   }
   if (stage.expert != runtime::Stage::kNoExpert)
@@ -274,6 +278,9 @@ void BlockWalk::move_through(const DecoderBlock& block, const DecoderBlock* orig
       at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
       block.add_output(runtime::Stage::feed_forward_output, sums_->windows(window, 1, model_.hidden_size), hidden_TD);
       sums_->release(window, 1, model_.hidden_size);
+    } else if (block.description().is_parallel) {
+      at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
+      block.forward(hidden_TD);
     } else {
       add_output(block, runtime::Stage::feed_forward_output, window);
     }

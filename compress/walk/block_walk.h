@@ -40,7 +40,8 @@ class BlockWalk {
             const runtime::LinearWeights& embedding, uint64_t sample_seed, Spill spill,
             const std::filesystem::path& spill_directory, int num_threads,
             ExpertTokens expert_tokens = ExpertTokens::routed,
-            const runtime::LinearWeights* original_embedding = nullptr, bool keeps_block_inputs = false);
+            const runtime::LinearWeights* original_embedding = nullptr, bool keeps_block_inputs = false,
+            const std::optional<runtime::LinearWeights>& positions = {});
 
   // Moves all windows up to `stage` of the block in front of them and returns the statistics of the stage's input. To
   // be called for every stage of a block, in order, and then leave. What cannot be compared with the original, an

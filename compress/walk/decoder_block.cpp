@@ -24,13 +24,19 @@ void DecoderBlock::divide_outputs(runtime::Stage stage, size_t index, std::span<
   if (bias_O != tensors_.end()) bias_O->second.div_(divisor_O);
 }
 
-void DecoderBlock::set_norm_gain(runtime::Stage stage, std::span<const float> gain_D) {
+const runtime::NormDescription& DecoderBlock::norm_before(runtime::Stage stage) const {
   if (stage != runtime::Stage::attention_input && stage != runtime::Stage::feed_forward_input) {
     throw std::invalid_argument("set_norm_gain: no norm stands before the " + runtime::stage_name(stage) + " alone");
   }
-  const runtime::NormDescription& norm =
-      stage == runtime::Stage::attention_input ? block_->attention_norm : block_->feed_forward_norm;
-  tensors_.insert_or_assign(norm.name + ".weight", float_tensor(gain_D));
+  return stage == runtime::Stage::attention_input ? block_->attention_norm : block_->feed_forward_norm;
+}
+
+void DecoderBlock::set_norm_gain(runtime::Stage stage, std::span<const float> gain_D) {
+  tensors_.insert_or_assign(norm_before(stage).name + ".weight", float_tensor(gain_D));
+}
+
+void DecoderBlock::set_norm_bias(runtime::Stage stage, std::span<const float> bias_D) {
+  tensors_.insert_or_assign(norm_before(stage).name + ".bias", float_tensor(bias_D));
 }
 
 void DecoderBlock::set_bias(runtime::Stage stage, size_t index, std::span<const float> bias_O) {

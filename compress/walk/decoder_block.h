@@ -31,6 +31,8 @@ class DecoderBlock : public Block {
   void divide_outputs(runtime::Stage stage, size_t index, std::span<const float> scales_O);
   // The norm before attention_input or feed_forward_input gets another gain_D, with the unit offset added.
   void set_norm_gain(runtime::Stage stage, std::span<const float> gain_D);
+  // So does its bias.
+  void set_norm_bias(runtime::Stage stage, std::span<const float> bias_D);
   // Replaces the layer's bias.
   void set_bias(runtime::Stage stage, size_t index, std::span<const float> bias_O);
 
@@ -49,6 +51,8 @@ class DecoderBlock : public Block {
   }
 
  private:
+  const runtime::NormDescription& norm_before(runtime::Stage stage) const;
+
   const runtime::BlockDescription* block_;
   int64_t index_;
   DecoderFunctions functions_;

@@ -26,8 +26,9 @@ float root_weight(const float* hidden_D, int64_t width, float epsilon) {
 }  // namespace
 
 OriginalStream::OriginalStream(const runtime::ModelDescription& model, const runtime::TokenWindows& windows,
-                               const runtime::LinearWeights& embedding, uint64_t seed, const WalkLayout& layout,
-                               const std::filesystem::path& spill_directory)
+                               const runtime::LinearWeights& embedding,
+                               const std::optional<runtime::LinearWeights>& positions, uint64_t seed,
+                               const WalkLayout& layout, const std::filesystem::path& spill_directory)
     : model_(model),
       num_windows_(windows.num_windows),
       num_tokens_(windows.num_tokens),
@@ -46,6 +47,7 @@ OriginalStream::OriginalStream(const runtime::ModelDescription& model, const run
   quant::for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
     at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
     embed(embedding, model_.embedding_scale, windows.window(window), hidden_TD.data_ptr<float>());
+    add_positions(positions, model_.first_position, num_tokens_, hidden_TD.data_ptr<float>());
     hidden_.release(window, 1, model_.hidden_size);
   });
 }
@@ -124,7 +126,7 @@ void OriginalStream::pass(const DecoderBlock& original, runtime::Stage stage, in
                                       : functions.activation(runtime::Stage::kNoExpert, normalized);
     const at::Tensor output_TD = functions.output(stage, x);
     if (compared != nullptr) compare_outputs(original, stage, window, hidden_TD, output_TD, *compared);
-    original.add_output(stage, output_TD, hidden_TD);
+    if (!original.description().is_parallel) original.add_output(stage, output_TD, hidden_TD);
   } else if (compared != nullptr) {
     group_rows(group_missing_, window, width_).copy_(normalized.value().sub_(compared->x_TI));
     group_rows(group_x_, window, width_).copy_(compared->x_TI);
@@ -170,8 +172,13 @@ void OriginalStream::finish(LayerStatistics& statistics) {
 }
 
 void OriginalStream::leave(const DecoderBlock& original, int64_t window) {
-  if (!original.description().is_mixture()) return;
+  if (!original.description().is_mixture() && !original.description().is_parallel) return;
   at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
+  if (original.description().is_parallel) {
+    original.forward(hidden_TD);
+    hidden_.release(window, 1, model_.hidden_size);
+    return;
+  }
   const BlockFunctions functions = original.functions();
   const at::Tensor x_TD = functions.normalized(runtime::Stage::feed_forward_input, hidden_TD).value();
   original.add_output(runtime::Stage::feed_forward_output, functions.mixture(x_TD), hidden_TD);

@@ -63,7 +63,8 @@ int64_t linear_parameters(const ModelDescription& model) {
     const int64_t num_experts = block.is_mixture() ? block.routing.experts_per_token : 1;
     for (int64_t k = 0; k < num_experts; ++k) {
       const FeedForwardDescription& expert = block.experts[static_cast<size_t>(k)];  // all have one shape
-      for (const LinearDescription* linear : {&expert.gate, &expert.up, &expert.down}) add(*linear);
+      for (const LinearDescription& linear : expert.readers()) add(linear);
+      add(expert.down);
     }
   }
   return num;

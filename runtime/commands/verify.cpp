@@ -56,7 +56,10 @@ Verification verify(const std::filesystem::path& directory, const std::function<
       norms.push_back([&, norm] { checkpoint->layer_norm(norm); });
   } else {
     for (const NormDescription& norm : all_norms(checkpoint->description())) {
-      norms.push_back([&, norm] { checkpoint->norm_gain(norm); });
+      norms.push_back([&, norm] {
+        checkpoint->norm_gain(norm);
+        checkpoint->norm_bias(norm);
+      });
     }
   }
   num_items = static_cast<int64_t>(linears.size() + norms.size());

@@ -47,6 +47,8 @@ ActivationKernel activation_kernel(Activation activation) {
       return ActivationKernel::gelu;
     case Activation::gelu_tanh:
       return ActivationKernel::gelu_tanh;
+    case Activation::relu:
+      return ActivationKernel::relu;
   }
   throw std::invalid_argument("activate: unknown activation " + std::to_string(static_cast<int>(activation)));
 }
@@ -176,11 +178,16 @@ class CpuBackend final : public HostBackend {
     check_norm(delta_norm, width, "add_norm");
     check_norm(norm, width, "add_norm");
     const float* delta_gain = delta_norm != nullptr ? delta_norm->gain_D.get() : nullptr;
-    const float* gain = norm != nullptr ? norm->gain_D.get() : nullptr;
+    const bool centers = norm != nullptr && norm->centers;
+    const float* gain = norm != nullptr && !centers ? norm->gain_D.get() : nullptr;
     const auto make_row = [&](int64_t r, float* x) {
       kernels_.add_norm_row(hidden_RD + r * width, delta_RD != nullptr ? delta_RD + r * width : nullptr, delta_gain,
                             delta_norm != nullptr ? delta_norm->epsilon : 0.0f, gain,
                             norm != nullptr ? norm->epsilon : 0.0f, width, x);
+      if (!centers || x == nullptr) return;  // without a norm x is null
+      std::copy_n(hidden_RD + r * width, width, x);
+      kernels_.add_layer_norm_row(x, nullptr, norm->gain_D.get(),
+                                  norm->bias_D.size() > 0 ? norm->bias_D.get() : nullptr, norm->epsilon, width);
     };
     if (norm == nullptr) {
 #pragma omp parallel for num_threads(threads_for(num_rows* width))
@@ -200,6 +207,24 @@ class CpuBackend final : public HostBackend {
                             delta_norm != nullptr ? delta_norm->epsilon : 0.0f, nullptr, 0.0f, width, nullptr);
       std::copy_n(hidden, width, x);
     });
+  }
+
+  void add_positions(const PackedLinear& table_PD, std::span<const int32_t> positions_R, int64_t first_position,
+                     float* hidden_RD) override {
+    const CpuPackedLinear& table = cpu_linear(table_PD);
+    check_positions(positions_R, first_position, table.num_out());
+    const int64_t width = table.num_in(), num_rows = static_cast<int64_t>(positions_R.size());
+    FirstException error;
+#pragma omp parallel for num_threads(threads_for(num_rows* width))
+    for (int64_t r = 0; r < num_rows; ++r) {
+      error.capture([&] {
+        thread_local std::vector<float> row;
+        row.resize(static_cast<size_t>(width));
+        table.row(positions_R[static_cast<size_t>(r)] + first_position, row.data());
+        kernels_.add_norm_row(hidden_RD + r * width, row.data(), nullptr, 0.0f, nullptr, 0.0f, width, nullptr);
+      });
+    }
+    error.rethrow();
   }
 
   void scale(float* x, int64_t size, float factor) override {

@@ -8,8 +8,8 @@
 
 namespace pare::runtime {
 
-enum class ActivationKernel : uint8_t { silu, gelu, gelu_tanh };
-inline constexpr int kNumActivationKernels = 3;
+enum class ActivationKernel : uint8_t { silu, gelu, gelu_tanh, relu };
+inline constexpr int kNumActivationKernels = 4;
 
 // The keys or values of one kv head from token 0 of a sequence on. They are float32, or int8 codes with a scale and a
 // zero for each token: value = (code - zero) * scale.
@@ -66,7 +66,7 @@ struct OpKernels {
   void (*scale)(float* x, int64_t size, float factor);
   void (*activate[kNumActivationKernels])(const float* gate, const float* up, int64_t width, float* z);
   void (*activate_ungated[kNumActivationKernels])(const float* y, int64_t width, float* z);
-  // hidden = (v - mean) / sqrt(variance + epsilon) * gain + bias with v = hidden + delta.
+  // hidden = (v - mean) / sqrt(variance + epsilon) * gain + bias with v = hidden + delta. delta and bias may be null.
   void (*add_layer_norm_row)(float* hidden, const float* delta, const float* gain, const float* bias, float epsilon,
                              int64_t width);
   // mean = the mean of num_rows > 0 dense rows.

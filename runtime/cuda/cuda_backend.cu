@@ -36,7 +36,9 @@ const CudaLinear& cuda_linear(const PackedLinear& packed) {
 }
 
 NormView view_of(const PackedNorm* norm) {
-  return norm == nullptr ? NormView{} : NormView{norm->gain_D.get(), nullptr, norm->epsilon};
+  return norm == nullptr ? NormView{}
+                         : NormView{norm->gain_D.get(), norm->bias_D.size() > 0 ? norm->bias_D.get() : nullptr,
+                                    norm->epsilon, norm->centers};
 }
 
 RoundingTarget target_of(const LinearInput& x) {
@@ -120,6 +122,14 @@ class CudaBackend final : public Backend {
     round_beside_others(x_RD, num_rows, width);
   }
 
+  void add_positions(const PackedLinear& table_PD, std::span<const int32_t> positions_R, int64_t first_position,
+                     float* hidden_RD) override {
+    const CudaLinear& table = cuda_linear(table_PD);
+    require_argument(table.parts().size() == 1, "add_positions: expected one table, found a stack");
+    launch_add_positions(stream_, table.views(), positions_R.data(), static_cast<int64_t>(positions_R.size()),
+                         table.num_in(), first_position, hidden_RD);
+  }
+
   void scale(float* x, int64_t size, float factor) override { launch_scale(stream_, x, size, factor); }
 
   void norm_columns(float* x, int64_t row_width, int64_t first, const PackedNorm& norm, int64_t num_rows) override {
@@ -173,8 +183,8 @@ class CudaBackend final : public Backend {
   void add_layer_norm(float* hidden_RD, const float* delta_RD, const PackedLayerNorm& norm, int64_t num_rows,
                       int64_t width, LinearInput* x_RD) override {
     check_layer_norm(norm, width);
-    launch_add_layer_norm(stream_, hidden_RD, delta_RD, {norm.gain_D.get(), norm.bias_D.get(), norm.epsilon}, num_rows,
-                          width, x_RD != nullptr ? target_of(*x_RD) : RoundingTarget{},
+    launch_add_layer_norm(stream_, hidden_RD, delta_RD, {norm.gain_D.get(), norm.bias_D.get(), norm.epsilon, true},
+                          num_rows, width, x_RD != nullptr ? target_of(*x_RD) : RoundingTarget{},
                           x_RD != nullptr ? rows_of(*x_RD, width) : RoundedRows{});
     if (x_RD != nullptr) round_beside_others(*x_RD, num_rows, width);
   }

@@ -43,8 +43,9 @@ void launch_embed(cudaStream_t stream, const WeightView* table_VD, const int32_t
                   int64_t width, float scale, float* hidden_RD);
 struct NormView {
   const float* gain_D = nullptr;  // null: no norm
-  const float* bias_D = nullptr;  // only for a LayerNorm
+  const float* bias_D = nullptr;  // null: none
   float epsilon = 0.0f;
+  bool centers = false;  // a LayerNorm
 };
 // Row operations write rows in the form of `target` if it is rowwise, otherwise as floats for launch_round.
 void launch_add_norm(cudaStream_t stream, float* hidden_RD, const float* delta_RD, NormView delta_norm, NormView norm,
@@ -52,6 +53,9 @@ void launch_add_norm(cudaStream_t stream, float* hidden_RD, const float* delta_R
 // The same with x = hidden.
 void launch_add_rows(cudaStream_t stream, float* hidden_RD, const float* delta_RD, NormView delta_norm,
                      int64_t num_rows, int64_t width, const RoundingTarget& target, const RoundedRows& x);
+// hidden[r] += table[positions[r] + first_position]
+void launch_add_positions(cudaStream_t stream, const WeightView* table_PD, const int32_t* positions_R, int64_t num_rows,
+                          int64_t width, int64_t first_position, float* hidden_RD);
 void launch_scale(cudaStream_t stream, float* x, int64_t size, float factor);
 // The norm of the columns [first, first + width) of rows of row_width values, in place.
 void launch_norm_columns(cudaStream_t stream, float* x, int64_t row_width, int64_t first, NormView norm, int64_t width,

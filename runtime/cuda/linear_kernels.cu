@@ -161,6 +161,14 @@ __global__ void embed_kernel(const WeightView* table, const int32_t* ids_R, int6
     hidden_RD[row * width + i] = weight_at(weight, id, i) * scale;
 }
 
+__global__ void add_positions_kernel(const WeightView* table, const int32_t* positions_R, int64_t width,
+                                     int64_t first_position, float* hidden_RD) {
+  const WeightView weight = *table;
+  const int64_t row = blockIdx.x, position = positions_R[row] + first_position;
+  for (int64_t i = threadIdx.x; i < width; i += blockDim.x)
+    hidden_RD[row * width + i] += weight_at(weight, position, i);
+}
+
 using Launch = LinearLaunch<const float*>;
 
 template <StoredAs kStored, bool kIsKept, int kRows>
@@ -219,6 +227,13 @@ void launch_embed(cudaStream_t stream, const WeightView* table_VD, const int32_t
   if (num_rows == 0) return;
   launch(embed_kernel, dim3(static_cast<unsigned>(num_rows)), dim3(128), 0, stream, table_VD, ids_R, width, scale,
          hidden_RD);
+}
+
+void launch_add_positions(cudaStream_t stream, const WeightView* table_PD, const int32_t* positions_R, int64_t num_rows,
+                          int64_t width, int64_t first_position, float* hidden_RD) {
+  if (num_rows == 0) return;
+  launch(add_positions_kernel, dim3(static_cast<unsigned>(num_rows)), dim3(128), 0, stream, table_PD, positions_R,
+         width, first_position, hidden_RD);
 }
 
 }  // namespace pare::runtime

@@ -19,6 +19,29 @@ __device__ float inverse_rms(const float* row_D, int64_t width, float epsilon, f
   return 1.0f / sqrtf(sum / static_cast<float>(width) + epsilon);
 }
 
+__device__ float row_mean(const float* values_D, int64_t width, float* scratch_W) {
+  float sum = 0.0f;
+  for (int64_t i = first_quad(); i < width; i += quad_step()) {
+    const Quad quad = load_quad(values_D, i, width);
+    for (const float value : quad.at) sum += value;
+  }
+  return block_sum(sum, scratch_W) / static_cast<float>(width);
+}
+
+// The variance is taken from differences with the mean, so that nothing cancels.
+__device__ float inverse_deviation(const float* values_D, float mean, int64_t width, float epsilon, float* scratch_W) {
+  float squares = 0.0f;
+  for (int64_t i = first_quad(); i < width; i += quad_step()) {
+    const Quad quad = load_quad(values_D, i, width);
+    for (int n = 0; n < kQuad; ++n) {
+      const float difference = i + n < width ? quad.at[n] - mean : 0.0f;
+      squares = fmaf(difference, difference, squares);
+    }
+  }
+  const float variance = block_sum(squares, scratch_W) / static_cast<float>(width);
+  return 1.0f / sqrtf(epsilon + variance);
+}
+
 __device__ Quad scaled(Quad x, float factor, const Quad& gain) {
   for (int n = 0; n < kQuad; ++n) x.at[n] = x.at[n] * factor * gain.at[n];
   return x;
@@ -43,6 +66,18 @@ __global__ void add_norm_kernel(float* hidden_RD, const float* delta_RD, NormVie
   }
   if (norm.gain_D == nullptr) return;
   // Each thread reads back only what it wrote itself.
+  if (norm.centers) {
+    const float mean = row_mean(hidden_D, width, scratch_W);
+    const float factor = inverse_deviation(hidden_D, mean, width, norm.epsilon, scratch_W);
+    write_row(target, x, row, width, scratch_W, [&](int64_t i) {
+      Quad quad = load_quad(hidden_D, i, width);
+      const Quad gain = load_quad(norm.gain_D, i, width);
+      const Quad bias = norm.bias_D != nullptr ? load_quad(norm.bias_D, i, width) : Quad{};
+      for (int n = 0; n < kQuad; ++n) quad.at[n] = fmaf((quad.at[n] - mean) * factor, gain.at[n], bias.at[n]);
+      return quad;
+    });
+    return;
+  }
   const float factor = inverse_rms(hidden_D, width, norm.epsilon, scratch_W);
   write_row(target, x, row, width, scratch_W,
             [&](int64_t i) { return scaled(load_quad(hidden_D, i, width), factor, load_quad(norm.gain_D, i, width)); });
@@ -117,6 +152,8 @@ __device__ float activated(float g, Activation activation) {
       return 0.5f * g * (1.0f + erff(g * kSqrtHalf));
     case Activation::gelu_tanh:
       return 0.5f * g * (1.0f + tanhf(kSqrtTwoOverPi * (g + 0.044715f * g * g * g)));
+    case Activation::relu:
+      return g < 0.0f ? 0.0f : g;
   }
   return 0.0f;
 }

@@ -29,7 +29,7 @@ int64_t Backend::checked_bytes(int64_t num_values, size_t value_bytes) {
 }
 
 PackedNorm Backend::pack_norm(const Norm& norm) {
-  return {uploaded<float>(*this, norm.gain), norm.epsilon};
+  return {uploaded<float>(*this, norm.gain), norm.epsilon, norm.centers, uploaded<float>(*this, norm.bias)};
 }
 
 PackedLayerNorm Backend::pack_layer_norm(const LayerNorm& norm) {

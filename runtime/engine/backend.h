@@ -54,10 +54,14 @@ struct FeedForwardWeights {
 struct Norm {
   std::vector<float> gain;  // the unit offset is already added
   float epsilon = 1e-5f;
+  bool centers = false;          // a LayerNorm
+  std::vector<float> bias = {};  // empty: none
 };
 struct PackedNorm {
   Buffer<float> gain_D;
   float epsilon = 1e-5f;
+  bool centers = false;
+  Buffer<float> bias_D = {};  // empty: none
 };
 struct PackedLayerNorm {
   Buffer<float> gain_D, bias_D;
@@ -195,13 +199,17 @@ class Backend {
   virtual void embed(const PackedLinear& table_VD, std::span<const int32_t> ids_R, float scale, float* hidden_RD) = 0;
 
   // hidden += delta (normalized first by delta_norm if given), then x = norm(hidden). delta may be null (first layer).
-  // norm may be null; then x is not written.
+  // norm may be null; then x is not written. delta_norm is no LayerNorm.
   virtual void add_norm(float* hidden_RD, const float* delta_RD, const PackedNorm* delta_norm, const PackedNorm* norm,
                         int64_t num_rows, int64_t width, LinearInput& x_RD) = 0;
 
   // The same with x = hidden, for linears that read the sum itself.
   virtual void add_rows(float* hidden_RD, const float* delta_RD, const PackedNorm* delta_norm, int64_t num_rows,
                         int64_t width, LinearInput& x_RD) = 0;
+
+  // hidden[r] += the row of the table for position positions_R[r] + first_position.
+  virtual void add_positions(const PackedLinear& table_PD, std::span<const int32_t> positions_R, int64_t first_position,
+                             float* hidden_RD) = 0;
 
   // x *= factor.
   virtual void scale(float* x, int64_t size, float factor) = 0;

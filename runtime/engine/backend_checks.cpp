@@ -25,12 +25,23 @@ void check_norm(const PackedNorm* norm, int64_t width, const char* operation) {
   require(norm == nullptr || norm->gain_D.size() == width, operation,
           "expected a norm of width " + std::to_string(width) + ", found " +
               std::to_string(norm == nullptr ? 0 : norm->gain_D.size()));
+  require(norm == nullptr || norm->bias_D.size() == 0 || norm->bias_D.size() == width, operation,
+          "expected a norm's bias of width " + std::to_string(width) + ", found " +
+              std::to_string(norm == nullptr ? 0 : norm->bias_D.size()));
 }
 
 void check_columns(int64_t row_width, int64_t first, const PackedNorm& norm) {
   require(first >= 0 && norm.gain_D.size() <= row_width - first, "norm_columns",
           "expected a norm of at most " + std::to_string(row_width - first) + " columns, found " +
               std::to_string(norm.gain_D.size()));
+}
+
+void check_positions(std::span<const int32_t> positions_R, int64_t first_position, int64_t num_rows) {
+  for (size_t r = 0; r < positions_R.size(); ++r) {
+    require(positions_R[r] >= 0 && positions_R[r] + first_position < num_rows, "add_positions",
+            "row " + std::to_string(r) + ": expected a position in [0, " + std::to_string(num_rows - first_position) +
+                "), found " + std::to_string(positions_R[r]));
+  }
 }
 
 void check_layer_norm(const PackedLayerNorm& norm, int64_t width) {

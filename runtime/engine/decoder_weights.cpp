@@ -12,8 +12,9 @@ namespace {
 // The order of the rows of each linear that reads attention's input, with the channels of heads of q and k where the
 // rotation wants them. Empty: they stay.
 std::vector<std::vector<int32_t>> rotated_rows(const BlockDescription& block, const ModelDescription& model) {
-  const std::vector<int32_t>& channels_K = block.rope.channels_K;
-  if (channels_K.empty()) return {};
+  std::vector<int32_t> channels_K = block.rope.channels_K;
+  if (channels_K.empty() && block.qkv_rows.empty()) return {};
+  for (int32_t k = 0; channels_K.size() < static_cast<size_t>(model.head_size); ++k) channels_K.push_back(k);
   const auto heads = [&](int64_t first_row, int64_t num_heads, std::vector<int32_t>& rows) {
     for (int64_t h = 0; h < num_heads; ++h) {
       for (const int32_t channel : channels_K) {
@@ -27,6 +28,9 @@ std::vector<std::vector<int32_t>> rotated_rows(const BlockDescription& block, co
   if (!block.qkv) return rows;
   for (int64_t row = block.q.num_out + block.k.num_out; row < block.qkv->num_out; ++row) {
     rows.front().push_back(static_cast<int32_t>(row));
+  }
+  for (size_t i = 0; !block.qkv_rows.empty() && i < rows.front().size(); ++i) {
+    rows.front()[i] = block.qkv_rows[static_cast<size_t>(rows.front()[i])];
   }
   return rows;
 }
@@ -74,15 +78,22 @@ class Packer {
       const size_t place = i % channels_K.size();
       gain[i] = stored[i - place + static_cast<size_t>(channels_K[place])];
     }
-    return backend_.pack_norm({.gain = std::move(gain), .epsilon = description.epsilon});
+    return backend_.pack_norm({.gain = std::move(gain),
+                               .epsilon = description.epsilon,
+                               .centers = description.centers,
+                               .bias = checkpoint_.norm_bias(description)});
   }
   std::optional<PackedNorm> norm(const std::optional<NormDescription>& description,
                                  const std::vector<int32_t>& channels_K = {}) const {
     return description ? norm(*description, channels_K) : std::nullopt;
   }
   PackedNorm final_norm(const ModelDescription& model) const {
-    Norm norm = {.gain = checkpoint_.norm_gain(model.final_norm), .epsilon = model.final_norm.epsilon};
+    Norm norm = {.gain = checkpoint_.norm_gain(model.final_norm),
+                 .epsilon = model.final_norm.epsilon,
+                 .centers = model.final_norm.centers,
+                 .bias = checkpoint_.norm_bias(model.final_norm)};
     for (float& gain : norm.gain) gain *= model.logit_scale;
+    for (float& bias : norm.bias) bias *= model.logit_scale;
     return backend_.pack_norm(norm);
   }
 
@@ -101,6 +112,8 @@ class Packer {
     }
     if (source.router) block.router = pack_plain(*source.router);
     block.routing = source.routing;
+    block.is_gated = source.experts.front().is_gated();
+    block.is_parallel = source.is_parallel;
     block.attention = {.num_heads = model.num_heads,
                        .num_kv_heads = model.num_kv_heads,
                        .head_size = model.head_size,
@@ -125,6 +138,7 @@ DecoderWeights load_decoder_weights(const Checkpoint& checkpoint, Backend& backe
   const Packer packer(checkpoint, backend, change);
   DecoderWeights weights;
   weights.embedding = packer.pack_plain(checkpoint.embedding());
+  if (model.has_learned_positions()) weights.positions = packer.pack_plain(model.position_table);
   const auto num_blocks = static_cast<int64_t>(model.blocks.size());
   if (progress) progress(0, num_blocks);
   for (const BlockDescription& source : model.blocks) {

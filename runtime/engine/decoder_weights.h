@@ -21,11 +21,14 @@ struct BlockWeights {
   std::unique_ptr<PackedLinear> router;     // null in a dense block
   RoutingDescription routing;
   AttentionShape attention;
+  bool is_gated = true;  // the network's first product is of gate and up, not of up alone
+  bool is_parallel = false;
   size_t rope = 0;  // index into DecoderWeights::ropes
 };
 
 struct DecoderWeights {
   std::unique_ptr<PackedLinear> embedding;
+  std::unique_ptr<PackedLinear> positions;    // null unless positions are learned
   std::unique_ptr<PackedLinear> untied_head;  // null when the embedding serves as the head
   std::vector<BlockWeights> blocks;
   PackedNorm final_norm;

@@ -57,6 +57,9 @@ ForwardArena::ForwardArena(Backend& backend, const ModelDescription& model, int6
   bool has_dense = false;
   for (const BlockDescription& block : model.blocks) {
     has_dense = has_dense || !block.is_mixture();
+    if (block.is_parallel && parallel_RD.size() == 0) {
+      parallel_RD = backend.allocate(chunk_rows * model.hidden_size);
+    }
     if (!block.is_mixture()) continue;
     shape.num_experts = std::max(shape.num_experts, block.router->num_out);
     shape.experts_per_token = std::max(shape.experts_per_token, block.routing.experts_per_token);
@@ -161,6 +164,13 @@ void ForwardPass::run_chunk(ForwardArena& work, const BlockWeights& block, const
   if (description.residual_scale != 1.0f) backend.scale(delta_RD, num_rows * width, description.residual_scale);
 
   work.x_RD.prepare(block.router ? *block.router : *block.experts.front().gate_up, chunk.sequences);
+  if (block.is_parallel) {
+    // The residual stream is still the block's input, which both halves read.
+    add(hidden_RD, nullptr, nullptr, block.feed_forward_norm, num_rows, work.x_RD);
+    run_feed_forward(work, block, chunk, work.parallel_RD.get());
+    backend.add_norm(delta_RD, work.parallel_RD.get(), nullptr, nullptr, num_rows, width, nullptr);
+    return;
+  }
   add(hidden_RD, delta_RD, pointer(block.post_attention_norm), block.feed_forward_norm, num_rows, work.x_RD);
   run_feed_forward(work, block, chunk, delta_RD);
   if (description.residual_scale != 1.0f) backend.scale(delta_RD, num_rows * width, description.residual_scale);
@@ -179,7 +189,13 @@ void ForwardPass::run_feed_forward(ForwardArena& work, const BlockWeights& block
   const FeedForwardWeights& network = block.experts.front();
   backend.linear(*network.gate_up, work.x_RD, num_rows, work.gate_up_R2F.get());
   work.activated_RF.prepare(*network.down, chunk.sequences);
-  backend.activate(work.gate_up_R2F.get(), description.activation, num_rows, network.down->num_in(), work.activated_RF);
+  if (block.is_gated) {
+    backend.activate(work.gate_up_R2F.get(), description.activation, num_rows, network.down->num_in(),
+                     work.activated_RF);
+  } else {
+    backend.activate_ungated(work.gate_up_R2F.get(), description.activation, num_rows, network.down->num_in(),
+                             work.activated_RF);
+  }
   backend.linear(*network.down, work.activated_RF, num_rows, y_RD);
 }
 
@@ -223,6 +239,11 @@ void ForwardPass::run_blocks(ForwardArena& work, std::span<KvLayer> caches,
                              const std::function<void(double)>& progress) const {
   backend.embed(*weights.embedding, work.batch.ids_R.first(work.batch.num_rows), description.embedding_scale,
                 work.hidden_RD.get());
+  if (weights.positions) {
+    backend.add_positions(*weights.positions,
+                          work.batch.positions_R.span().first(static_cast<size_t>(work.batch.num_rows)),
+                          description.first_position, work.hidden_RD.get());
+  }
   for (size_t layer = 0; layer < weights.blocks.size(); ++layer) {
     const PackedNorm* previous_norm = layer == 0 ? nullptr : pointer(weights.blocks[layer - 1].post_feed_forward_norm);
     for (const Chunk& chunk : work.batch.chunks) {

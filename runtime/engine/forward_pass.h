@@ -56,6 +56,7 @@ struct ForwardArena {
   LinearInput x_RD;
   Buffer<float> qkv_RC, q_RHK;
   LinearInput attended_RHK;
+  Buffer<float> parallel_RD;  // what a parallel block's network adds; serves blocks that are parallel
   Buffer<float> gate_up_R2F;  // this and the next one serve blocks without experts
   LinearInput activated_RF;
   Buffer<float> router_logits_RE;

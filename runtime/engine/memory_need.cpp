@@ -62,9 +62,10 @@ int64_t forward_work_bytes(const ModelDescription& model, const DeviceWorkload& 
                            bool needs_whole_sequences) {
   constexpr int64_t kWordBytes = 4;  // a float, an id or a place
   int64_t num_experts = 0, experts_per_token = 0;
-  bool has_dense = false;
+  bool has_dense = false, is_parallel = false;
   for (const BlockDescription& block : model.blocks) {
     has_dense = has_dense || !block.is_mixture();
+    is_parallel = is_parallel || block.is_parallel;
     if (!block.is_mixture()) continue;
     num_experts = std::max(num_experts, block.router->num_out);
     experts_per_token = std::max(experts_per_token, block.routing.experts_per_token);
@@ -72,9 +73,10 @@ int64_t forward_work_bytes(const ModelDescription& model, const DeviceWorkload& 
   const int64_t rows_at_a_time = needs_whole_sequences ? std::max(kChunkRows, workload.num_tokens) : kChunkRows;
   const int64_t chunk_rows = std::min(workload.num_rows, rows_at_a_time);
   const int64_t attended = model.num_heads * model.head_size, networks = experts_per_token + (has_dense ? 1 : 0);
-  int64_t row_bytes = kWordBytes * (3 * model.hidden_size + 3 * attended + 2 * model.num_kv_heads * model.head_size +
-                                    networks * (3 * model.feed_forward_size + 2 * model.hidden_size) + num_experts +
-                                    4 * experts_per_token);
+  int64_t row_bytes =
+      kWordBytes *
+      ((is_parallel ? 4 : 3) * model.hidden_size + 3 * attended + 2 * model.num_kv_heads * model.head_size +
+       networks * (3 * model.feed_forward_size + 2 * model.hidden_size) + num_experts + 4 * experts_per_token);
   if (multiplies_codes) {  // a row of codes with a scale and a zero
     const auto input_bytes = [](int64_t width) { return LinearInput::code_stride(width) + 2 * kWordBytes; };
     row_bytes += input_bytes(model.hidden_size) + input_bytes(attended) +

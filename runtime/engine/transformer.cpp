@@ -82,6 +82,7 @@ int64_t Transformer::resident_bytes() const {
   const DecoderWeights& weights = state_->pass.weights;
   int64_t num_bytes = weights.embedding->resident_bytes();
   if (weights.untied_head) num_bytes += weights.untied_head->resident_bytes();
+  if (weights.positions) num_bytes += weights.positions->resident_bytes();
   weights.for_each_linear([&](const PackedLinear& linear) { num_bytes += linear.resident_bytes(); });
   return num_bytes;
 }

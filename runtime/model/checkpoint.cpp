@@ -49,6 +49,7 @@ ModuleNames module_names(const ModelDescription& model) {
   names.anchor = (anchor == norms.end() ? model.final_norm.name : anchor->name).substr(model.base.size()) + ".weight";
   names.embedding = model.embedding_name.substr(model.base.size());
   add_child(model.base, model.embedding_name, names);
+  if (model.has_learned_positions()) add_child(model.base, model.position_table.name, names);
   for (const LinearDescription& linear : block_linears(model)) add_child(model.base, linear.name, names);
   for (const NormDescription& norm : norms) add_child(model.base, norm.name, names);
   return names;
@@ -92,7 +93,10 @@ struct Checkpoint::State {
   }
 
   bool is_table(const std::string& name) const {
-    if (!encoder) return name == description.embedding_name;
+    if (!encoder) {
+      return name == description.embedding_name ||
+             (description.has_learned_positions() && name == description.position_table.name);
+    }
     return std::ranges::any_of(embedding_tables(*encoder), [&](const auto& table) { return table.name == name; });
   }
 
@@ -379,7 +383,11 @@ void Checkpoint::State::check_tied_head() const {
 
 void Checkpoint::State::check_all() const {
   check_linear({description.embedding_name, description.vocabulary_size, description.hidden_size, false});
-  for (const NormDescription& norm : all_norms(description)) dense_tensor(norm.name + ".weight", {norm.width});
+  if (description.has_learned_positions()) check_linear(description.position_table);
+  for (const NormDescription& norm : all_norms(description)) {
+    dense_tensor(norm.name + ".weight", {norm.width});
+    if (norm.has_bias) dense_tensor(norm.name + ".bias", {norm.width});
+  }
   for (const LinearDescription& linear : block_linears(description)) check_linear(linear);
   if (description.tied_head) {
     check_tied_head();
@@ -580,6 +588,10 @@ std::vector<float> Checkpoint::norm_gain(const NormDescription& norm) const {
   return gain;
 }
 
+std::vector<float> Checkpoint::norm_bias(const NormDescription& norm) const {
+  return norm.has_bias ? state_->finite_values(norm.name + ".bias", norm.width) : std::vector<float>();
+}
+
 LayerNorm Checkpoint::layer_norm(const LayerNormDescription& norm) const {
   return {.gain = state_->finite_values(norm.name + ".weight", norm.width),
           .bias = state_->finite_values(norm.name + ".bias", norm.width),
@@ -593,7 +605,10 @@ void Checkpoint::check_values() const {
     const std::vector<LinearDescription> tables = embedding_tables(encoder());
     linears.insert(linears.end(), tables.begin(), tables.end());
   } else {
-    for (const NormDescription& norm : all_norms(description())) norm_gain(norm);
+    for (const NormDescription& norm : all_norms(description())) {
+      norm_gain(norm);
+      norm_bias(norm);
+    }
   }
   for (const LinearDescription& read : linears) {
     throw_if_interrupted();
@@ -619,6 +634,7 @@ std::vector<LinearDescription> stored_linears(const Checkpoint& checkpoint) {
   if (checkpoint.is_encoder()) return block_linears(checkpoint.encoder());
   std::vector<LinearDescription> linears = block_linears(checkpoint.description());
   linears.push_back(checkpoint.embedding());
+  if (checkpoint.description().has_learned_positions()) linears.push_back(checkpoint.description().position_table);
   if (!checkpoint.description().tied_head) linears.push_back(checkpoint.head());
   return linears;
 }

@@ -69,6 +69,7 @@ class Checkpoint {
   LinearDescription embedding() const;                              // the table as a linear: num_out = V, num_in = D
   LinearDescription head() const;                                   // the embedding if tied
   std::vector<float> norm_gain(const NormDescription& norm) const;  // the unit offset is added
+  std::vector<float> norm_bias(const NormDescription& norm) const;  // empty if it has none
   LayerNorm layer_norm(const LayerNormDescription& norm) const;
 
   // Reads every tensor that the model uses, as the calls above do. So damage is found before hours of work, and not in

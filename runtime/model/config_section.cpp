@@ -85,9 +85,11 @@ Activation ConfigSection::activation_or(std::string_view key, std::string_view o
   const std::string name = string_or(key, otherwise);
   if (name == "silu" || name == "swish") return Activation::silu;
   if (name == "gelu" || name == "gelu_python") return Activation::gelu;
-  // Three spellings of 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
-  if (name == "gelu_pytorch_tanh" || name == "gelu_new" || name == "gelu_python_tanh") return Activation::gelu_tanh;
-  fail(key, "silu, gelu or gelu_pytorch_tanh");
+  // Four spellings of 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+  if (name == "gelu_pytorch_tanh" || name == "gelu_new" || name == "gelu_python_tanh" || name == "gelu_fast")
+    return Activation::gelu_tanh;
+  if (name == "relu") return Activation::relu;
+  fail(key, "silu, gelu, gelu_pytorch_tanh or relu");
 }
 
 DType ConfigSection::dtype_or(DType otherwise) const {

@@ -231,9 +231,98 @@ constexpr std::array kFamilies{
                             .feed_forward_output = "post_feedforward_layernorm"},
                   .default_epsilon = 1e-5,
                   .has_head_norms = true,
-                  .rotation = {.only_in_windows = true},
+                  .rotation = {.only_in_windows = true, .all_without_windows = true},
                   .windows = {.layers = WindowLayers::but_every_nth, .default_layer = 4},
                   .gguf = "exaone4"},
+    DecoderFamily{.name = "cohere",
+                  .model_type = "cohere",
+                  .architecture = "CohereForCausalLM",
+                  .tied_by_default = true,
+                  .may_lack_kv_heads = true,
+                  .norms = {.feed_forward = ""},
+                  .centers_norms = true,
+                  .epsilon_key = "layer_norm_eps",
+                  .default_epsilon = 1e-5,
+                  .attention_bias_key = "attention_bias",
+                  .default_rope_theta = 5e5,
+                  .rotation = {.turns_neighbours = true},
+                  .factors = {.logits = "logit_scale", .default_logits = 0.0625},
+                  .is_parallel = true,
+                  .fixed = {FixedKey{.key = "use_qk_norm"}}},
+    DecoderFamily{.name = "cohere2",
+                  .model_type = "cohere2",
+                  .architecture = "Cohere2ForCausalLM",
+                  .tied_by_default = true,
+                  .may_lack_kv_heads = true,
+                  .norms = {.feed_forward = ""},
+                  .centers_norms = true,
+                  .epsilon_key = "layer_norm_eps",
+                  .default_epsilon = 1e-5,
+                  .attention_bias_key = "attention_bias",
+                  .rotation = {.turns_neighbours = true, .only_in_windows = true},
+                  .windows = {.layers = WindowLayers::but_every_nth, .default_layer = 4},
+                  .factors = {.logits = "logit_scale", .default_logits = 0.0625},
+                  .is_parallel = true},
+    DecoderFamily{.name = "opt",
+                  .model_type = "opt",
+                  .architecture = "OPTForCausalLM",
+                  .modules = {.embedding = "decoder.embed_tokens",
+                              .blocks = "decoder.layers.",
+                              .final_norm = "decoder.final_layer_norm",
+                              .o = "out_proj",
+                              .feed_forward = "",
+                              .up = "fc1",
+                              .down = "fc2",
+                              .positions = "decoder.embed_positions"},
+                  .tied_by_default = true,
+                  .feed_forward_size_key = "ffn_dim",
+                  .may_lack_kv_heads = true,
+                  .activation_key = "activation_function",
+                  .default_activation = "relu",
+                  .norms = {.attention = "self_attn_layer_norm", .feed_forward = "final_layer_norm"},
+                  .centers_norms = true,
+                  .has_norm_bias = true,
+                  .epsilon_key = "",
+                  .default_epsilon = 1e-5,
+                  .attention_bias_key = "enable_bias",
+                  .feed_forward_bias_key = "enable_bias",
+                  .default_attention_bias = true,
+                  .default_feed_forward_bias = true,
+                  .rotation = {.exists = false},
+                  .is_gated = false,
+                  .first_position = 2,
+                  .fixed = {FixedKey{.key = "do_layer_norm_before", .value = true, .otherwise = true},
+                            FixedKey{.key = "layer_norm_elementwise_affine", .value = true, .otherwise = true},
+                            FixedKey{.key = "_remove_final_layer_norm"}},
+                  .width_key = "word_embed_proj_dim"},
+    DecoderFamily{.name = "gpt_neox",
+                  .model_type = "gpt_neox",
+                  .architecture = "GPTNeoXForCausalLM",
+                  .modules = {.base = "gpt_neox.",
+                              .embedding = "embed_in",
+                              .final_norm = "final_layer_norm",
+                              .head = "embed_out",
+                              .attention = "attention.",
+                              .o = "dense",
+                              .up = "dense_h_to_4h",
+                              .down = "dense_4h_to_h"},
+                  .may_lack_kv_heads = true,
+                  .default_activation = "gelu",
+                  .centers_norms = true,
+                  .has_norm_bias = true,
+                  .epsilon_key = "layer_norm_eps",
+                  .default_epsilon = 1e-5,
+                  .attention_bias_key = "attention_bias",
+                  .default_attention_bias = true,
+                  .default_feed_forward_bias = true,
+                  .stacks = {.qkv = "query_key_value", .alternates_by_head = true},
+                  .rotation = {.may_be_partial = true,
+                               .default_part = 0.25,
+                               .older_part_key = "rotary_pct",
+                               .older_theta_key = "rotary_emb_base"},
+                  .is_gated = false,
+                  .is_parallel = true,
+                  .parallel_key = "use_parallel_residual"},
 };
 
 constexpr std::array kEncoderFamilies{
@@ -265,9 +354,19 @@ constexpr std::array kEncoderFamilies{
 // Returns what a row asks for and nothing computes; "" for a sound row.
 constexpr std::string_view not_computed(const DecoderFamily& row) {
   if ((row.norms.attention.empty() && row.norms.attention_output.empty()) ||
-      (row.norms.feed_forward.empty() && row.norms.feed_forward_output.empty())) {
+      (row.norms.feed_forward.empty() && row.norms.feed_forward_output.empty() && !row.is_parallel)) {
     return "halves of blocks without a norm";
   }
+  const bool has_output_norms = !row.norms.attention_output.empty() || !row.norms.feed_forward_output.empty();
+  if (has_output_norms && (row.centers_norms || row.is_parallel || !row.parallel_key.empty())) {
+    return "a LayerNorm of outputs, or norms of the outputs of parallel halves";
+  }
+  if (row.has_head_norms && row.centers_norms) return "LayerNorms of heads";
+  if (!row.parallel_key.empty() && row.norms.feed_forward.empty()) return "one norm where halves may not be parallel";
+  if (row.mixture && (!row.is_gated || row.is_parallel || !row.parallel_key.empty())) {
+    return "experts without a gate or beside attention";
+  }
+  if (!row.is_gated && !row.stacks.gate_up.empty()) return "a stack with a gate where there is none";
   if (row.mixture && (row.norms.feed_forward.empty() || !row.stacks.gate_up.empty())) {
     return "experts without a norm before them or in stacks";
   }
@@ -275,6 +374,9 @@ constexpr std::string_view not_computed(const DecoderFamily& row) {
   if (scales_residual && !(row.norms.attention_output.empty() && row.norms.feed_forward_output.empty())) {
     return "a factor behind norms of outputs";
   }
+  if (scales_residual && (row.is_parallel || !row.parallel_key.empty())) return "a factor behind parallel halves";
+  const bool is_in_gguf = !row.centers_norms && row.is_gated && !row.is_parallel && row.rotation.exists;
+  if (!is_in_gguf && !row.gguf.empty()) return "LayerNorms, parallel halves, or no gate or rotation in a GGUF file";
   if (row.mixture && !row.feed_forward_bias_key.empty()) return "biases of experts";
   return "";
 }
@@ -373,6 +475,9 @@ std::string_view what_is_missing(std::string_view model_type) {
       {"deepseek_v2", kLatent},
       {"deepseek_v3", kLatent},
       {"minicpm3", kLatent},
+      {"bloom", "scores that fall with the distance of tokens (ALiBi)"},
+      {"mpt", "scores that fall with the distance of tokens (ALiBi)"},
+      {"gpt2", "weights that are stored transposed"},
       {"ministral3", "a factor of queries that grows with the position (llama_4_scaling_beta)"},
   };
   const auto found = std::ranges::find(kMissing, model_type, &std::pair<std::string_view, std::string_view>::first);

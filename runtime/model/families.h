@@ -3,6 +3,7 @@
 // A trait stands here when something computes it. A family that needs another one brings it, with its mechanism.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -27,15 +28,35 @@ struct WindowTraits {
   bool has_switch = false;      // without use_sliding_window: true there is no window
 };
 
+// Names of modules. `base` stands before all but the head's (in a text part, the whole model's base does), `blocks`
+// before a block's number, `attention` and `feed_forward` before those of the linears.
+struct DecoderModules {
+  std::string_view base = "model.", embedding = "embed_tokens", blocks = "layers.", final_norm = "norm";
+  std::string_view head = "lm_head";
+  std::string_view attention = "self_attn.", q = "q_proj", k = "k_proj", v = "v_proj", o = "o_proj";
+  std::string_view feed_forward = "mlp.", gate = "gate_proj", up = "up_proj", down = "down_proj";
+  std::string_view positions = {};  // a table of learned positions; "": none
+};
+
+// A key whose value is computed only as it mostly is.
+struct FixedKey {
+  std::string_view key = {};
+  bool value = false;      // what is computed
+  bool otherwise = false;  // of a file without the key
+};
+
 // Where heads of q and k are rotated, and which of their channels.
 struct RotationTraits {
-  bool turns_neighbours = false;       // pairs are channels 2j and 2j + 1; else they lie half of what is rotated apart
-  bool may_be_partial = false;         // partial_rotary_factor: only the first channels are rotated
-  double default_part = 1.0;           // of a file without the key
-  std::string_view layers_key = {};    // a list with 0 for each layer that is not rotated
-  std::string_view interval_key = {};  // without the list, each such layer is not
+  bool exists = true;             // false: positions are learned, or not told
+  bool turns_neighbours = false;  // pairs are channels 2j and 2j + 1; else they lie half of what is rotated apart
+  bool may_be_partial = false;    // partial_rotary_factor: only the first channels are rotated
+  double default_part = 1.0;      // of a file without the key
+  std::string_view older_part_key = {}, older_theta_key = {};  // of config.json, before transformers 5
+  std::string_view layers_key = {};                            // a list with 0 for each layer that is not rotated
+  std::string_view interval_key = {};                          // without the list, each such layer is not
   int64_t default_interval = 0;
-  bool only_in_windows = false;  // in a file with a window, layers without it are not rotated
+  bool only_in_windows = false;      // layers without a window are not rotated
+  bool all_without_windows = false;  // but in a file that has none, all are
 };
 
 // Keys of factors. Where a key is missing its factor is 1, except that the last two are refused without theirs.
@@ -44,6 +65,8 @@ struct FactorTraits {
   std::string_view scores = {};    // of attention, instead of a square root
   std::string_view residual = {};  // of what attention and feed-forward add
   std::string_view logit_divisor = {};
+  std::string_view logits = {};
+  double default_logits = 1.0;              // of a file without that key
   std::string_view residual_of_depth = {};  // the residual's is this value, divided by the root of the number of blocks
   std::string_view logit_width = {};        // the logits' is this value, divided by hidden_size
 };
@@ -51,10 +74,11 @@ struct FactorTraits {
 // Modules that hold several linears, one after the other along their rows. "" stands for one each.
 struct StackNames {
   std::string_view qkv = {}, gate_up = {};
+  bool alternates_by_head = false;  // qkv has q, k and v of the first head, then those of the second, and so on
 };
 
 // The norms' modules under a block. Those on the outputs of attention and feed-forward stand before the residual sums.
-// Each half of a block has at least one of its two.
+// Each half of a block has at least one of its two. (Parallel halves may share the first one's.)
 struct NormNames {
   std::string_view attention = "input_layernorm";
   std::string_view attention_output = {};
@@ -76,18 +100,22 @@ struct DecoderFamily {
   std::string_view name;          // in messages and records
   std::string_view model_type;    // of config.json
   std::string_view architecture;  // its class in `architectures`
+  DecoderModules modules = {};
   bool tied_by_default = false;
+  std::string_view feed_forward_size_key = "intermediate_size";
   bool may_lack_kv_heads = false;  // a file without num_key_value_heads has as many as heads, else it is refused
   bool needs_head_size = false;    // a file without head_dim is refused, else it is hidden_size / num_attention_heads
   std::string_view activation_key = "hidden_act", default_activation = "silu";
   NormNames norms = {};
-  double default_epsilon = 1e-6;  // rms_norm_eps
-  bool has_unit_offset = false;   // norms store their gains less 1 (GGUF files do not)
+  bool centers_norms = false, has_norm_bias = false;  // LayerNorms, but for those of heads
+  std::string_view epsilon_key = "rms_norm_eps";      // "": the default always
+  double default_epsilon = 1e-6;
+  bool has_unit_offset = false;  // norms store their gains less 1 (GGUF files do not)
   bool has_head_norms = false;
   bool head_norms_span_heads = false;  // one norm over all heads of q, and one over those of k
   bool has_qkv_bias = false;
   std::string_view attention_bias_key = {}, feed_forward_bias_key = {};  // of q, k, v, o, and of gate, up, down
-  bool default_attention_bias = false;
+  bool default_attention_bias = false, default_feed_forward_bias = false;
   bool output_has_no_bias = false;        // attention_bias_key is of q, k and v alone
   std::string_view output_bias_key = {};  // of o, instead
   StackNames stacks = {};
@@ -102,7 +130,13 @@ struct DecoderFamily {
   std::string_view score_softcap_key = {}, logit_softcap_key = {};
   double default_score_softcap = 0.0, default_logit_softcap = 0.0;  // 0: none
   FactorTraits factors = {};
-  std::string_view null_softcap_key = {};    // of a cap that the family no longer has: a value is refused
+  std::string_view null_softcap_key = {};  // of a cap that the family no longer has: a value is refused
+  bool is_gated = true;                    // else a feed-forward network is down(act(up(x)))
+  bool is_parallel = false;                // both halves of a block read its input; norms.feed_forward may be ""
+  std::string_view parallel_key = {};      // whether that is so, else it is as is_parallel says
+  int64_t first_position = 0;  // the row of the first token in the table of positions, which has as many more
+  std::array<FixedKey, 3> fixed = {};
+  std::string_view width_key = {};           // a width that is hidden_size's, or refused
   std::string_view bidirectional_key = {};   // true is refused
   std::string_view refused_window_key = {};  // likewise, where windows are not computed
   std::optional<MixtureTraits> mixture = {};

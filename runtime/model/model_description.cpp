@@ -124,7 +124,7 @@ std::vector<int64_t> sliding_windows(const ConfigSection& config, const DecoderF
 
 void read_sizes(const ConfigSection& config, const DecoderFamily& family, ModelDescription& model) {
   model.hidden_size = config.integer("hidden_size", 1, kMaxWidth);
-  model.feed_forward_size = config.integer("intermediate_size", 1, kMaxFeedForward);
+  model.feed_forward_size = config.integer(family.feed_forward_size_key, 1, kMaxFeedForward);
   model.num_heads = config.integer("num_attention_heads", 1, kMaxHeads);
   // Where the key is missing, transformers takes another number in most families.
   const bool may_lack_kv_heads = family.may_lack_kv_heads || config.is_null("num_key_value_heads");
@@ -146,6 +146,12 @@ void read_sizes(const ConfigSection& config, const DecoderFamily& family, ModelD
     config.fail(config.has("head_dim") ? "head_dim" : "num_attention_heads",
                 "an even head size of at most " + std::to_string(kMaxHeadSize) + " (it is " +
                     std::to_string(model.head_size) + "), since rotary embeddings turn pairs");
+  }
+  if (config.integer_or(family.width_key, model.hidden_size, 1, kMaxWidth) != model.hidden_size) {
+    config.fail(family.width_key, "hidden_size (" + std::to_string(model.hidden_size) + ")");
+  }
+  if (family.stacks.alternates_by_head && model.num_kv_heads != model.num_heads) {
+    config.fail("num_key_value_heads", "as many as num_attention_heads (" + std::to_string(model.num_heads) + ")");
   }
   model.vocabulary_size = config.integer("vocab_size", 1, kMaxVocabulary);
   model.context_length = config.integer("max_position_embeddings", 1, kMaxTokens);
@@ -173,6 +179,10 @@ void read_token_ids(const ConfigSection& config, ModelDescription& model) {
 void refuse_what_is_not_implemented(const ConfigSection& config, const DecoderFamily& family) {
   config.require_false(family.bidirectional_key, "pare runs causal decoders");
   config.require_false(family.refused_window_key, std::string(family.name) + " is computed without windows");
+  for (const FixedKey& fixed : family.fixed) {
+    if (config.boolean_or(fixed.key, fixed.otherwise) == fixed.value || fixed.key.empty()) continue;
+    config.fail(fixed.key, fixed.value ? "true (pare computes nothing else)" : "false (pare computes nothing else)");
+  }
   // transformers reads the key and leaves the scores alone; no published gemma3 sets it.
   if (config.has(family.null_softcap_key)) {
     config.fail(family.null_softcap_key, "null (" + std::string(family.name) + " has none)");
@@ -202,7 +212,8 @@ void read_factors(const ConfigSection& config, const DecoderFamily& family, Mode
     model.residual_scale =
         static_cast<float>(config.number(keys.residual_of_depth, 0.0, kMaxFactor) / std::sqrt(depth));
   }
-  model.logit_scale = static_cast<float>(1.0 / factor(keys.logit_divisor));
+  model.logit_scale = static_cast<float>(config.number_or(keys.logits, keys.default_logits, 0.0, kMaxFactor) /
+                                         factor(keys.logit_divisor));
   if (!keys.logit_width.empty()) {
     model.logit_scale =
         static_cast<float>(config.number(keys.logit_width, 0.0, kMaxFactor) / static_cast<double>(model.hidden_size));
@@ -273,12 +284,24 @@ void set_mixture(const MixtureOptions& mixture, int64_t width, BlockDescription&
   }
 }
 
+// The rows of q, k and v in a stack that has them head by head.
+std::vector<int32_t> rows_by_head(int64_t num_heads, int64_t head_size) {
+  std::vector<int32_t> rows;
+  for (int64_t part = 0; part < 3; ++part) {
+    for (int64_t h = 0; h < num_heads; ++h) {
+      for (int64_t k = 0; k < head_size; ++k) rows.push_back(static_cast<int32_t>((3 * h + part) * head_size + k));
+    }
+  }
+  return rows;
+}
+
 BlockDescription describe_block(const ModelDescription& model, const DecoderFamily& family, const Biases& biases,
-                                const MakeNorm& make_norm, int64_t index) {
+                                const MakeNorm& make_norm, bool is_parallel, int64_t index) {
+  const DecoderModules& names = family.modules;
   BlockDescription block;
-  block.name = model.base + "layers." + std::to_string(index);
-  const std::string attention = block.name + ".self_attn.";
-  const std::string feed_forward = block.name + ".mlp.";
+  block.name = model.base + std::string(names.blocks) + std::to_string(index);
+  const std::string attention = block.name + "." + std::string(names.attention);
+  const std::string feed_forward = block.name + "." + std::string(names.feed_forward);
   const int64_t width = model.hidden_size;
   const int64_t q_width = model.num_heads * model.head_size;
   const int64_t kv_width = model.num_kv_heads * model.head_size;
@@ -288,21 +311,26 @@ BlockDescription describe_block(const ModelDescription& model, const DecoderFami
   if (const auto name = family.norms.feed_forward; !name.empty()) block.feed_forward_norm = norm(name);
   if (const auto name = family.norms.attention_output; !name.empty()) block.post_attention_norm = norm(name);
   if (const auto name = family.norms.feed_forward_output; !name.empty()) block.post_feed_forward_norm = norm(name);
-  block.q = {attention + "q_proj", q_width, width, biases.qkv};
-  block.k = {attention + "k_proj", kv_width, width, biases.qkv};
-  block.v = {attention + "v_proj", kv_width, width, biases.qkv};
-  block.o = {attention + "o_proj", width, q_width, biases.output};
+  block.is_parallel = is_parallel;
+  if (is_parallel && family.norms.feed_forward.empty()) block.feed_forward_norm = block.attention_norm;
+  block.q = {attention + std::string(names.q), q_width, width, biases.qkv};
+  block.k = {attention + std::string(names.k), kv_width, width, biases.qkv};
+  block.v = {attention + std::string(names.v), kv_width, width, biases.qkv};
+  block.o = {attention + std::string(names.o), width, q_width, biases.output};
   if (const auto name = family.stacks.qkv; !name.empty()) {
     block.qkv = {attention + std::string(name), q_width + 2 * kv_width, width, biases.qkv};
+    if (family.stacks.alternates_by_head) block.qkv_rows = rows_by_head(model.num_heads, model.head_size);
   }
   if (family.has_head_norms) {
     block.q_norm = make_norm(attention + "q_norm", family.head_norms_span_heads ? q_width : model.head_size);
     block.k_norm = make_norm(attention + "k_norm", family.head_norms_span_heads ? kv_width : model.head_size);
   }
   const int64_t inner = model.feed_forward_size;
-  block.experts = {FeedForwardDescription{{feed_forward + "gate_proj", inner, width, biases.feed_forward},
-                                          {feed_forward + "up_proj", inner, width, biases.feed_forward},
-                                          {feed_forward + "down_proj", width, inner, biases.feed_forward}}};
+  FeedForwardDescription network;
+  if (family.is_gated) network.gate = {feed_forward + std::string(names.gate), inner, width, biases.feed_forward};
+  network.up = {feed_forward + std::string(names.up), inner, width, biases.feed_forward};
+  network.down = {feed_forward + std::string(names.down), width, inner, biases.feed_forward};
+  block.experts = {network};
   if (const auto name = family.stacks.gate_up; !name.empty()) {
     block.experts.front().gate_up = {feed_forward + std::string(name), 2 * inner, width, biases.feed_forward};
   }
@@ -321,6 +349,7 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
 
   ModelDescription model;
   model.family = family.name;
+  model.base = family.modules.base;
   if (part) {
     model.is_text_part = true;
     model.base = part->base;
@@ -331,20 +360,27 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
   model.dtype = config.dtype_or(dtype_if_absent);
   model.activation = config.activation_or(family.activation_key, family.default_activation);
   model.tied_head = config.boolean_or("tie_word_embeddings", family.tied_by_default);
-  model.embedding_name = model.base + "embed_tokens";
-  model.head = {"lm_head", model.vocabulary_size, model.hidden_size, false};
+  model.embedding_name = model.base + std::string(family.modules.embedding);
+  model.head = {std::string(family.modules.head), model.vocabulary_size, model.hidden_size, false};
+  if (const auto name = family.modules.positions; !name.empty()) {
+    model.first_position = family.first_position;
+    model.position_table = {model.base + std::string(name), model.context_length + family.first_position,
+                            model.hidden_size, false};
+  }
   read_factors(config, family, model);
 
   const bool has_attention_bias = config.boolean_or(family.attention_bias_key, family.default_attention_bias);
-  const Biases biases = {.qkv = has_attention_bias || family.has_qkv_bias,
-                         .output = family.output_bias_key.empty() ? has_attention_bias && !family.output_has_no_bias
-                                                                  : config.boolean_or(family.output_bias_key, false),
-                         .feed_forward = config.boolean_or(family.feed_forward_bias_key, false)};
-  const auto epsilon = static_cast<float>(config.number_or("rms_norm_eps", family.default_epsilon, 0.0, 1.0));
+  const Biases biases = {
+      .qkv = has_attention_bias || family.has_qkv_bias,
+      .output = family.output_bias_key.empty() ? has_attention_bias && !family.output_has_no_bias
+                                               : config.boolean_or(family.output_bias_key, false),
+      .feed_forward = config.boolean_or(family.feed_forward_bias_key, family.default_feed_forward_bias)};
+  const auto epsilon = static_cast<float>(config.number_or(family.epsilon_key, family.default_epsilon, 0.0, 1.0));
   const MakeNorm make_norm = [&](const std::string& name, int64_t width) {
-    return NormDescription{name, width, epsilon, family.has_unit_offset};
+    return NormDescription{name, width, epsilon, family.has_unit_offset, family.centers_norms, family.has_norm_bias};
   };
-  model.final_norm = make_norm(model.base + "norm", model.hidden_size);
+  model.final_norm = make_norm(model.base + std::string(family.modules.final_norm), model.hidden_size);
+  const bool is_parallel = config.boolean_or(family.parallel_key, family.is_parallel);
 
   const int64_t num_blocks = config.integer("num_hidden_layers", 1, kMaxBlocks);
   const std::vector<int64_t> windows = sliding_windows(config, family, num_blocks);
@@ -352,7 +388,7 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
   const RopePair ropes = describe_ropes(config, family, model.head_size, model.context_length);
   const std::vector<bool> is_rotated = rotated_blocks(config, family.rotation, windows);
   for (int64_t b = 0; b < num_blocks; ++b) {
-    BlockDescription block = describe_block(model, family, biases, make_norm, b);
+    BlockDescription block = describe_block(model, family, biases, make_norm, is_parallel, b);
     if (mixtures && mixtures->is_mixture[static_cast<size_t>(b)]) set_mixture(*mixtures, model.hidden_size, block);
     block.sliding_window = windows[static_cast<size_t>(b)];
     block.rope = block.sliding_window > 0 ? ropes.local : ropes.global;
@@ -375,6 +411,7 @@ std::vector<LinearDescription> BlockDescription::attention_readers() const {
 }
 
 std::vector<LinearDescription> FeedForwardDescription::readers() const {
+  if (!is_gated()) return {up};
   return gate_up ? std::vector{*gate_up} : std::vector{gate, up};
 }
 
@@ -401,9 +438,9 @@ std::vector<LinearDescription> block_linears(const ModelDescription& model) {
 std::vector<NormDescription> all_norms(const ModelDescription& model) {
   std::vector<NormDescription> norms = {model.final_norm};
   for (const BlockDescription& block : model.blocks) {
-    for (const NormDescription* norm : {&block.attention_norm, &block.feed_forward_norm}) {
-      if (norm->exists()) norms.push_back(*norm);
-    }
+    if (block.attention_norm.exists()) norms.push_back(block.attention_norm);
+    const bool is_shared = block.feed_forward_norm == block.attention_norm;
+    if (block.feed_forward_norm.exists() && !is_shared) norms.push_back(block.feed_forward_norm);
     for (const auto* norm : {&block.q_norm, &block.k_norm, &block.post_attention_norm, &block.post_feed_forward_norm}) {
       if (*norm) norms.push_back(**norm);
     }

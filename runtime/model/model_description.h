@@ -11,7 +11,7 @@
 
 namespace pare::runtime {
 
-enum class Activation { silu, gelu, gelu_tanh };
+enum class Activation { silu, gelu, gelu_tanh, relu };
 
 // y = x W^T + b. `name` is the module's. Its tensors are name + ".weight", ".bias" or a quantized container's.
 struct LinearDescription {
@@ -21,12 +21,16 @@ struct LinearDescription {
   bool has_bias = false;
 };
 
-// RMSNorm: y = x / sqrt(mean(x^2) + epsilon) * gain. Gemma stores gain - 1 (unit_offset).
+// RMSNorm: y = x / sqrt(mean(x^2) + epsilon) * gain. Gemma stores gain - 1 (unit_offset). A LayerNorm takes the mean
+// of x off first (centers), and may add a bias.
 struct NormDescription {
   std::string name;
   int64_t width = 0;
   float epsilon = 1e-5f;
   bool unit_offset = false;
+  bool centers = false;
+  bool has_bias = false;
+  bool operator==(const NormDescription&) const = default;
   bool exists() const { return !name.empty(); }
 };
 
@@ -49,10 +53,11 @@ struct RopeDescription {
   bool operator==(const RopeDescription&) const = default;
 };
 
-// One feed-forward network: down(activation(gate(x)) * up(x)).
+// One feed-forward network: down(activation(gate(x)) * up(x)), or down(activation(up(x))) where gate has no name.
 struct FeedForwardDescription {
   LinearDescription gate, up, down;
   std::optional<LinearDescription> gate_up = {};  // what the file holds instead of gate and up: their rows together
+  bool is_gated() const { return !gate.name.empty(); }
   // The linears that read the network's input, as the file holds them.
   std::vector<LinearDescription> readers() const;
 };
@@ -65,15 +70,19 @@ struct RoutingDescription {
 };
 
 // One decoder layer ("block"): hidden += post(attention(norm(hidden))); hidden += post(feed_forward(norm(hidden))). The
-// feed-forward of a mixture is the weighted sum of the token's experts, whose input the router reads too.
+// feed-forward of a mixture is the weighted sum of the token's experts, whose input the router reads too. In a parallel
+// block both halves read the block's input: hidden += attention(norm(hidden)) + feed_forward(norm(hidden)).
 struct BlockDescription {
   std::string name;                // "model.layers.3"
   NormDescription attention_norm;  // without a name: there is none, and q, k and v read the hidden state (olmo2)
   LinearDescription q, k, v, o;
-  std::optional<LinearDescription> qkv;                // what the file holds instead of q, k and v: their rows together
-  std::optional<NormDescription> q_norm, k_norm;       // over each head (qwen3, gemma3) or all (olmo2), before RoPE
-  std::optional<NormDescription> post_attention_norm;  // on the attention's output, before the residual sum (gemma3)
-  NormDescription feed_forward_norm;                   // likewise
+  std::optional<LinearDescription> qkv;  // what the file holds instead of q, k and v: their rows together
+  // Where the stack's rows lie in another order: row i of q, k and v together is row qkv_rows[i] of it.
+  std::vector<int32_t> qkv_rows;
+  bool is_parallel = false;
+  std::optional<NormDescription> q_norm, k_norm;          // over each head (qwen3, gemma3) or all (olmo2), before RoPE
+  std::optional<NormDescription> post_attention_norm;     // on the attention's output, before the residual sum (gemma3)
+  NormDescription feed_forward_norm;                      // likewise
   std::optional<NormDescription> post_feed_forward_norm;  // on the feed-forward's output, likewise
   std::vector<FeedForwardDescription> experts;            // one: dense, no router; more: a mixture
   std::optional<LinearDescription> router;
@@ -97,7 +106,10 @@ struct ModelDescription {
   int64_t vocabulary_size = 0;  // V
   int64_t context_length = 0;
   Activation activation = Activation::silu;
-  std::string embedding_name;    // module: "model.embed_tokens"
+  std::string embedding_name;  // module: "model.embed_tokens"
+  // Learned positions, added to the embedding: token t has row first_position + t. num_out 0: none.
+  LinearDescription position_table;
+  int64_t first_position = 0;
   float embedding_scale = 1.0f;  // gemma: sqrt(D), rounded to the checkpoint's dtype as transformers does
   std::vector<BlockDescription> blocks;
   NormDescription final_norm;
@@ -113,6 +125,7 @@ struct ModelDescription {
   std::optional<int32_t> bos_token;
   std::vector<int32_t> eos_tokens;   // eos_token_id of config.json
   std::vector<int32_t> stop_tokens;  // end a generated text: generation_config.json's, or else eos_tokens
+  bool has_learned_positions() const { return position_table.num_out > 0; }
   // Returns whether a block is a mixture of experts.
   bool has_mixture() const;
 };

@@ -77,7 +77,8 @@ RopeDescription describe_longrope(const ConfigSection& rope, double theta, int64
 int64_t rotated_channels(const ConfigSection& rope, const ConfigSection& config, const RotationTraits& traits,
                          int64_t head_size) {
   const ConfigSection& section = rope.has("partial_rotary_factor") ? rope : config;
-  const double part = section.number_or("partial_rotary_factor", traits.default_part, 0.0, 1.0);
+  const double older = config.number_or(traits.older_part_key, traits.default_part, 0.0, 1.0);
+  const double part = section.number_or("partial_rotary_factor", older, 0.0, 1.0);
   if (part == 1.0) return head_size;
   if (!traits.may_be_partial) section.fail("partial_rotary_factor", "1 (the whole head is rotated)");
   const auto num_channels = static_cast<int64_t>(static_cast<double>(head_size) * part);
@@ -154,7 +155,9 @@ RopePair describe_ropes(const ConfigSection& config, const DecoderFamily& family
   const std::optional<ConfigSection> parameters = config.section("rope_parameters");
   const std::optional<ConfigSection> scaling = config.section("rope_scaling");
   const bool is_nested = parameters && (parameters->has("full_attention") || parameters->has("sliding_attention"));
-  const double theta = config.number_or("rope_theta", family.default_rope_theta, 1.0, kMaxRopeTheta);
+  if (!family.rotation.exists) return {no_rotation(head_size), no_rotation(head_size)};
+  const double older = config.number_or(family.rotation.older_theta_key, family.default_rope_theta, 1.0, kMaxRopeTheta);
+  const double theta = config.number_or("rope_theta", older, 1.0, kMaxRopeTheta);
 
   if (family.local_rope_key.empty() && !family.has_ropes_by_layer_type) {
     if (is_nested) {
@@ -183,7 +186,7 @@ RopePair describe_ropes(const ConfigSection& config, const DecoderFamily& family
 std::vector<bool> rotated_blocks(const ConfigSection& config, const RotationTraits& traits,
                                  const std::vector<int64_t>& windows) {
   std::vector<bool> is_rotated(windows.size(), true);
-  if (traits.only_in_windows && !config.is_null("sliding_window")) {
+  if (traits.only_in_windows && !(traits.all_without_windows && config.is_null("sliding_window"))) {
     for (size_t b = 0; b < windows.size(); ++b) is_rotated[b] = windows[b] > 0;
   }
   if (const Json* const list = config.find(traits.layers_key); list != nullptr) {

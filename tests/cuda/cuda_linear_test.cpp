@@ -277,6 +277,21 @@ TEST_F(CudaLinears, EmbedGivesRowsOfEveryStoredForm) {
   }
 }
 
+TEST_F(CudaLinears, AddPositionsAddsRowsOfTheTable) {
+  const std::vector<int32_t> positions = {8, 0, 3, 3, 7};
+  for (const int64_t width : {8, 72, 200}) {
+    Layer table(kStored[1], 11, width, {}, 1);
+    table.linear.bias_O.clear();
+    const auto [expected, found] = on_both([&](Backend& backend) {
+      const Buffer<int32_t> sent_positions = sent(backend, positions);
+      const Buffer<float> hidden = sent(backend, random_values(5 * width, 2));
+      backend.add_positions(*backend.pack({&table.linear, 1}), sent_positions.span(), 2, hidden.get());
+      return received(backend, hidden);
+    });
+    EXPECT_TRUE(same_bits(expected, found)) << width;
+  }
+}
+
 TEST_F(CudaLinears, KernelsAreNamed) {
   const InputFormat int8 = {.type = InputType::int8};
   const Layer layer(kStored[5], 4, 16, int8, 1), dense(kStored[1], 4, 16, int8, 1);

@@ -117,8 +117,31 @@ TEST_F(CudaRows, AddLayerNormEqualsTheReference) {
   }
 }
 
+// In a decoder the sum stays, and the norm may have no bias.
+TEST_F(CudaRows, AddNormWithALayerNormEqualsTheReference) {
+  for (const int64_t width : kWidths) {
+    for (const bool has_bias : {false, true}) {
+      const auto [expected, found] = on_both([&](Backend& backend) {
+        Norm host_norm{random_values(width, 1), 1e-5f, true};
+        if (has_bias) host_norm.bias = random_values(width, 2);
+        const PackedNorm norm = backend.pack_norm(host_norm);
+        std::vector<float> shifted = random_values(3 * width, 3, 4.0f);
+        for (float& value : shifted) value += 3.0f;
+        const Buffer<float> hidden = sent(backend, shifted), delta = sent(backend, random_values(3 * width, 4));
+        LinearInput x(backend, 3, width, false);
+        backend.add_norm(hidden.get(), delta.get(), nullptr, &norm, 3, width, x);
+        std::vector<float> rows(static_cast<size_t>(3 * width));
+        backend.download<float>(x.x(), rows);
+        return rows;
+      });
+      const double largest = 3 * std::sqrt(static_cast<double>(width)) + 5.0;
+      expect_close(expected, found, 20 * (static_cast<double>(width) / 256 + 20) * kUnitRoundoff * largest);
+    }
+  }
+}
+
 TEST_F(CudaRows, ActivationsEqualTheReference) {
-  for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh}) {
+  for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::relu}) {
     for (const int64_t width : kWidths) {
       const auto [expected, found] = on_both([&](Backend& backend) {
         const Buffer<float> y = sent(backend, random_values(3 * 2 * width, 5, 3.0f));

@@ -34,6 +34,7 @@ BASE = dict(vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_lay
 # The same in 100 KB.
 SMALL = {**BASE, "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
 NO_HEAD_SIZE = {k: v for k, v in SMALL.items() if k != "head_dim"}
+NO_GROUPS = {k: v for k, v in NO_HEAD_SIZE.items() if k not in ("num_key_value_heads", "rms_norm_eps")}
 
 
 def rope(theta, **more):
@@ -119,6 +120,18 @@ FAMILIES = {
     "exaone4_unrotated": dict(model_type="exaone4", sliding_window=8, tie_word_embeddings=True,
                               layer_types=["sliding_attention", "full_attention", "sliding_attention"],
                               **rope(10000.0), **{**NO_HEAD_SIZE, "num_hidden_layers": 3}),
+    "cohere_parallel": dict(model_type="cohere", logit_scale=0.3, tie_word_embeddings=True, **rope(500000.0),
+                            **NO_HEAD_SIZE),
+    "cohere2_parallel_windows": dict(model_type="cohere2", logit_scale=0.3, sliding_window=9, tie_word_embeddings=True,
+                                     layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                                     **rope(10000.0), **{**NO_HEAD_SIZE, "num_hidden_layers": 3}),
+    "opt_learned_positions": dict(model_type="opt", ffn_dim=48, tie_word_embeddings=True, word_embed_proj_dim=32,
+                                  **{k: v for k, v in NO_GROUPS.items() if k != "intermediate_size"}),
+    "gpt_neox_parallel": dict(model_type="gpt_neox", tie_word_embeddings=False, hidden_act="gelu",
+                              **rope(10000.0, partial_rotary_factor=0.5), **NO_GROUPS),
+    "gpt_neox_sequential_bf16": dict(model_type="gpt_neox", tie_word_embeddings=False, hidden_act="gelu_new",
+                                     use_parallel_residual=False, **rope(10000.0, partial_rotary_factor=0.25),
+                                     **NO_GROUPS),
     # transformers has no minicpm: it is granite with other names for its factors.
     "minicpm_factors": dict(model_type="granite", embedding_multiplier=12, attention_multiplier=8**-0.5,
                             residual_multiplier=1.4 / 2**0.5, logits_scaling=32 / 16, tie_word_embeddings=True,
@@ -126,9 +139,11 @@ FAMILIES = {
 }
 STORED_DTYPE = {"llama_sharded_fp16": torch.float16, "qwen3_norms_bf16": torch.bfloat16,
                 "qwen3_moe_dense_block_bf16": torch.bfloat16,
-                "phi3_longrope_short_bf16": torch.bfloat16}
+                "phi3_longrope_short_bf16": torch.bfloat16, "gpt_neox_sequential_bf16": torch.bfloat16}
 # The others: their place.
-SEED = {"mixtral_experts": 100, "qwen3_moe_dense_block_bf16": 101, "qwen3_moe_fused": 102}
+SEED = {"mixtral_experts": 100, "qwen3_moe_dense_block_bf16": 101, "qwen3_moe_fused": 102,
+        "cohere_parallel": 23, "cohere2_parallel_windows": 24,
+        "opt_learned_positions": 25, "gpt_neox_parallel": 26, "gpt_neox_sequential_bf16": 27}
 
 
 def randomize(model, seed):
@@ -137,9 +152,9 @@ def randomize(model, seed):
     unit_offset = model.config.model_type.startswith("gemma")
     for name, parameter in sorted(model.named_parameters()):
         shape = tuple(parameter.shape)
-        if "norm" in name:
+        if "norm" in name and not name.endswith(".bias"):
             values = rng.uniform(-0.5, 0.5, shape) + (0.0 if unit_offset else 1.0)
-        elif name.endswith(".bias") or "embed_tokens" in name or "lm_head" in name:
+        elif name.endswith(".bias") or "embed" in name or "lm_head" in name:
             values = rng.normal(0.0, 0.3, shape)
         else:
             values = rng.normal(0.0, 0.15, shape)

@@ -75,6 +75,11 @@ void scale(float* x, int64_t size, float factor) {
   }
 }
 
+// A NaN stays one.
+inline Vec relu(Vec g) {
+  return select(less(g, zero()), zero(), g);
+}
+
 // g / (1 + e^-g)
 inline Vec silu(Vec g) {
   return div(g, add(set1(1.0f), exp(sub(zero(), g))));
@@ -111,8 +116,7 @@ void add_layer_norm_row(float* hidden, const float* delta, const float* gain, co
   Vec sums[2] = {zero(), zero()};
   for (int64_t i = 0, c = 0; i < width; i += kLanes, c ^= 1) {
     const int64_t n = width - i;
-    const Vec sum = add(load_part(hidden + i, n), load_part(delta + i, n));
-    store_part(hidden + i, sum, n);
+    if (delta != nullptr) store_part(hidden + i, add(load_part(hidden + i, n), load_part(delta + i, n)), n);
     sums[c] = add(sums[c], load_part(hidden + i, n));
   }
   const double count = static_cast<double>(width);
@@ -130,7 +134,8 @@ void add_layer_norm_row(float* hidden, const float* delta, const float* gain, co
   for (int64_t i = 0; i < width; i += kLanes) {
     const int64_t n = width - i;
     const Vec scaled = mul(load_part(hidden + i, n), factor);
-    store_part(hidden + i, fma(scaled, load_part(gain + i, n), load_part(bias + i, n)), n);
+    const Vec shift = bias != nullptr ? load_part(bias + i, n) : zero();
+    store_part(hidden + i, fma(scaled, load_part(gain + i, n), shift), n);
   }
 }
 

@@ -79,7 +79,8 @@ class FamilyInTraining : public testing::TestWithParam<std::string> {
 // 1e-4).
 TEST_P(FamilyInTraining, LogitsEqualThoseOfTransformers) {
   const at::NoGradGuard no_grad;
-  const DecoderFunctions model(checkpoint.description(), windows.num_tokens, at::kFloat);
+  DecoderFunctions model(checkpoint.description(), windows.num_tokens, at::kFloat);
+  model.set_frozen(checkpoint);
   const at::Tensor logits = logits_of(model, read_weights(checkpoint, at::kFloat), ids_of(windows)).contiguous();
   const std::vector<float> expected = read_logits(kFamilies / GetParam() / "logits.npy");
   ASSERT_EQ(static_cast<size_t>(logits.numel()), expected.size());
@@ -97,7 +98,8 @@ TEST_P(FamilyInTraining, LogitsEqualThoseOfTransformers) {
 class DenseFamilyInTraining : public FamilyInTraining {};
 TEST_P(DenseFamilyInTraining, BfloatIsNear) {
   const at::NoGradGuard no_grad;
-  const DecoderFunctions model(checkpoint.description(), windows.num_tokens, at::kBFloat16);
+  DecoderFunctions model(checkpoint.description(), windows.num_tokens, at::kBFloat16);
+  model.set_frozen(checkpoint);
   const at::Tensor logits = logits_of(model, read_weights(checkpoint, at::kBFloat16), ids_of(windows)).contiguous();
   const std::vector<float> expected = read_logits(kFamilies / GetParam() / "logits.npy");
   double squares = 0.0, difference = 0.0;
@@ -114,7 +116,8 @@ TEST_P(DenseFamilyInTraining, BfloatIsNear) {
 // the step is a hundredth of that, and rounding is still below 1 %.
 TEST_P(FamilyInTraining, GradientsAreThoseOfDifferences) {
   const ModelDescription& description = checkpoint.description();
-  const DecoderFunctions model(description, windows.num_tokens, at::kFloat);
+  DecoderFunctions model(description, windows.num_tokens, at::kFloat);
+  model.set_frozen(checkpoint);
   Weights weights = read_weights(checkpoint, at::kFloat);
   const at::Tensor ids_BT = ids_of(windows);
   const bool is_mixture = description.blocks.back().is_mixture();

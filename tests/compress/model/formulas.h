@@ -93,8 +93,9 @@ inline at::Tensor rotation_formula(const at::Tensor& x_BTHK, const RotaryAngles&
 
 inline at::Tensor gate_formula(const Tensors& inputs, Activation activation) {
   const at::Tensor& gate = inputs[0];
-  const at::Tensor active = activation == Activation::silu
-                                ? gate.mul(at::sigmoid(gate))
+  const at::Tensor active = activation == Activation::silu ? gate.mul(at::sigmoid(gate))
+                            : activation == Activation::relu
+                                ? gate.mul(gate.gt(0))
                                 : at::gelu(gate, activation == Activation::gelu ? "none" : "tanh");
   return active.mul(inputs[1]);
 }

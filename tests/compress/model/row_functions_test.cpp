@@ -86,7 +86,7 @@ TEST(RowFunctions, RotationsEqualPlainLoops) {
 }
 
 TEST(RowFunctions, GatesEqualTheFormulaAndTheirGradients) {
-  for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh}) {
+  for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::relu}) {
     for (const at::ScalarType type : kTypes) {
       // In bfloat16 activation and product are rounded one after the other, and so are the parts of the gradient.
       const double relative = type == at::kFloat ? 4e-6 : 3.0 * tolerance(type);
@@ -149,7 +149,7 @@ TEST(RowFunctions, AnyNumberOfThreadsGivesTheSameBits) {
     std::vector<std::pair<Function, Tensors>> cases = {
         {[&](const Tensors& in) { return rms_norm_rows(in[0], in[1], kEpsilon, type); }, {x, gain_D}},
         {[&](const Tensors& in) { return rotate_heads(in[0], angles); }, {x}}};
-    for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh}) {
+    for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::relu}) {
       cases.push_back(
           {[activation](const Tensors& in) { return gated_through_identity(in[0], in[1], activation); }, {x, y}});
     }

@@ -43,7 +43,8 @@ class FoldFamily : public testing::TestWithParam<const char*> {
     std::vector<float> by_channel(channels.size()), scales;
     for (float& scale : by_channel) {
       const int exponent = static_cast<int>(generator() % 7) - 3;
-      scale = folds_into_linear(stage) ? std::ldexp(1.0f, exponent) : std::exp(0.4f * static_cast<float>(exponent));
+      scale = folds_powers_of_two(block_.description(), stage) ? std::ldexp(1.0f, exponent)
+                                                               : std::exp(0.4f * static_cast<float>(exponent));
     }
     for (const int64_t channel : channels) scales.push_back(by_channel[static_cast<size_t>(channel)]);
     return scales;
@@ -247,7 +248,7 @@ TEST(FoldBounds, AwqChoosesWhatHalfPrecisionHolds) {
 
 INSTANTIATE_TEST_SUITE_P(, FoldFamily,
                          testing::Values("llama_gqa_untied", "llama_mqa_biases", "qwen2_biases_tied",
-                                         "qwen3_norms_bf16", "gemma3_local_global"),
+                                         "qwen3_norms_bf16", "gemma3_local_global", "opt_learned_positions"),
                          [](const auto& family) { return std::string(family.param); });
 
 }  // namespace

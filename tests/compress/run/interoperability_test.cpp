@@ -106,6 +106,10 @@ TEST_F(Interoperability, TransformersReadsTheWeightsThatWeStored) {
       {"phi3_longrope_partial", "rtn: {bits: 8, group_size: -1}"},
       {"glm4_four_norms", "gptq: {bits: 4, group_size: -1, symmetric: false}"},
       {"olmo2_norms_after", "awq: {}\n  - rtn: {bits: 4, group_size: -1}"},
+      {"cohere_parallel", "awq: {}\n  - gptq: {bits: 4, group_size: -1}"},
+      {"cohere2_parallel_windows", "rtn: {bits: 8, group_size: -1}"},
+      {"opt_learned_positions", "awq: {}\n  - gptq: {bits: 4, group_size: -1}"},
+      {"gpt_neox_parallel", "gptq: {bits: 4, group_size: -1, symmetric: false}"},
       {"granite_factors", "sparsegpt: {pattern: \"2:4\"}"},
       {"qwen2_biases_tied", "rtn: {bits: 4, group_size: 32}\n  - distill: {text: " + text +
                                 ", validation_text: " + text +

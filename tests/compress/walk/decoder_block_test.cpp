@@ -55,11 +55,12 @@ std::vector<float> forward(const Checkpoint& checkpoint, std::span<const int32_t
   const auto num_tokens = static_cast<int64_t>(ids_T.size());
   at::Tensor hidden_TD = at::empty({num_tokens, model.hidden_size}, at::kFloat);
   embed(checkpoint.linear(checkpoint.embedding()), model.embedding_scale, ids_T, hidden_TD.data_ptr<float>());
+  add_positions(read_positions(checkpoint), model.first_position, num_tokens, hidden_TD.data_ptr<float>());
   for (int64_t index = 0; index < static_cast<int64_t>(model.blocks.size()); ++index) {
     const DecoderBlock block(checkpoint, index, num_tokens);
     block.forward(hidden_TD);
   }
-  hidden_TD = rms_norm_rows(hidden_TD, read_final_gain(checkpoint), model.final_norm.epsilon, at::kFloat);
+  hidden_TD = read_final_norm(checkpoint)(hidden_TD);
   std::vector<float> head = dense(checkpoint, checkpoint.head());
   const at::Tensor head_VD = at::from_blob(head.data(), {model.vocabulary_size, model.hidden_size}, at::kFloat);
   at::Tensor logits_TV = at::mm(hidden_TD, head_VD.t());

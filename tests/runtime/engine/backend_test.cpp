@@ -85,6 +85,30 @@ TEST_P(CpuBackendTest, EmbedCopiesAndScalesRows) {
                                       {"row 0", "found -1"});
 }
 
+TEST_P(CpuBackendTest, AddPositionsAddsRowsOfTheTable) {
+  const std::vector<int32_t> positions = {0, 3, 3, 8, 1};
+  for (const int64_t width : {1, 7, 8, 16, 31, 576}) {
+    const GuardedFloats table = random_floats(11 * width, 1);
+    const std::vector<float> values(table.span().begin(), table.span().end());
+    GuardedFloats hidden = random_floats(5 * width, 2), expected = hidden;
+    for (size_t r = 0; r < positions.size(); ++r) {
+      for (int64_t i = 0; i < width; ++i) {
+        expected[static_cast<int64_t>(r) * width + i] += table[(positions[r] + 2) * width + i];
+      }
+    }
+    GuardedFloats by_reference = hidden;
+    backend_->add_positions(*pack_floats(*backend_, values, 11, width), positions, 2, hidden.data());
+    reference_->add_positions(*pack_floats(*reference_, values, 11, width), positions, 2, by_reference.data());
+    EXPECT_TRUE(same_bits(expected.span(), hidden.span())) << width;
+    EXPECT_TRUE(same_bits(expected.span(), by_reference.span())) << width;
+    EXPECT_TRUE(hidden.front_is_intact());
+  }
+  const auto table = pack_floats(*backend_, std::vector<float>(8, 1.0f), 4, 2);
+  std::vector<float> hidden(2);
+  expect_error<std::invalid_argument>(
+      [&] { backend_->add_positions(*table, std::vector<int32_t>{2}, 2, hidden.data()); }, {"row 0", "[0, 2)", "2"});
+}
+
 TEST_P(CpuBackendTest, AddNormEqualsTheReference) {
   for (const int64_t width : {1, 5, 8, 15, 16, 17, 31, 33, 64, 100, 576, 2048}) {
     for (const int64_t num_rows : {1, 2, 5, 40}) {
@@ -258,7 +282,7 @@ TEST_P(CpuBackendTest, ActivationsEqualTheReferenceOverTheWholeRange) {
   GuardedFloats y(2 * width);
   std::copy(gates.begin(), gates.end(), y.data());
   for (int64_t i = 0; i < width; ++i) y[width + i] = i % 2 == 0 ? 1.0f : -3.0f;
-  for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh}) {
+  for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::relu}) {
     GuardedFloats z(width), expected(width);
     backend_->activate(y.data(), activation, 1, width, z.data());
     reference_->activate(y.data(), activation, 1, width, expected.data());
@@ -287,7 +311,7 @@ TEST_P(CpuBackendTest, ActivationsOfEverySmallWidthStayInTheirRows) {
 TEST_P(CpuBackendTest, ActivationsKeepNaN) {
   std::vector<float> y(2 * 9, 1.0f), z(9);
   y[8] = std::numeric_limits<float>::quiet_NaN();
-  for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh}) {
+  for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::relu}) {
     backend_->activate(y.data(), activation, 1, 9, z.data());
     EXPECT_TRUE(std::isnan(z[8]));
     EXPECT_FALSE(std::isnan(z[7]));

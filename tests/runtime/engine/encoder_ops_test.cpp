@@ -48,6 +48,30 @@ TEST_P(EncoderOps, AddLayerNormEqualsTheReference) {
   }
 }
 
+// The same in a decoder, where the sum stays and the norm may have no bias. The tolerance is the one above.
+TEST_P(EncoderOps, AddNormWithALayerNormEqualsTheReference) {
+  for (const int64_t width : {1, 5, 8, 15, 16, 17, 31, 33, 64, 384, 1000}) {
+    for (const bool has_bias : {false, true}) {
+      const int64_t num_rows = 3;
+      const GuardedFloats gain = random_floats(width, 1), bias = random_floats(width, 2);
+      Norm host_norm{{gain.span().begin(), gain.span().end()}, 1e-5f, true};
+      if (has_bias) host_norm.bias.assign(bias.span().begin(), bias.span().end());
+      const PackedNorm norm = backend_->pack_norm(host_norm);
+      GuardedFloats hidden = random_floats(num_rows * width, 3, 4.0f), expected_hidden = hidden;
+      GuardedFloats delta = random_floats(num_rows * width, 4);
+      for (int64_t i = 0; i < num_rows * width; ++i) delta[i] += 3.0f;
+      GuardedFloats x(num_rows * width), expected(num_rows * width);
+      backend_->add_norm(hidden.data(), delta.data(), nullptr, &norm, num_rows, width, x.data());
+      reference_->add_norm(expected_hidden.data(), delta.data(), nullptr, &norm, num_rows, width, expected.data());
+      EXPECT_TRUE(same_bits(expected_hidden.span(), hidden.span()));
+      const double relative = (static_cast<double>(width) / 16 + 10) * kUnitRoundoff;
+      const double largest = largest_magnitude(norm.gain_D.span()) * std::sqrt(static_cast<double>(width)) + 5.0;
+      expect_close(expected.span(), x.span(), 20 * relative * largest);
+      EXPECT_TRUE(hidden.front_is_intact() && x.front_is_intact());
+    }
+  }
+}
+
 // With gain 1 and bias 0, rows with mean 0 and variance 1 do not change. Constant rows become the bias.
 TEST_P(EncoderOps, AddLayerNormHasItsClosedForms) {
   LayerNorm host_norm{{1.0f, 2.0f, 3.0f, 4.0f}, {0.0f, 0.5f, -0.5f, 1.0f}, 1e-12f};
@@ -67,7 +91,7 @@ TEST_P(EncoderOps, AddLayerNormHasItsClosedForms) {
 }
 
 TEST_P(EncoderOps, ActivateUngatedEqualsTheReference) {
-  for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh}) {
+  for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::relu}) {
     for (const int64_t width : {1, 7, 16, 33, 1536}) {
       const GuardedFloats y = random_floats(9 * width, 5, 3.0f);
       GuardedFloats z(9 * width), expected(9 * width);

@@ -67,6 +67,11 @@ class GuardedBackend final : public Backend {
     note("add_rows", hidden_RD, delta_RD, delta_norm, num_rows, width, x_RD);
     inside([&] { inner_->add_rows(hidden_RD, delta_RD, delta_norm, num_rows, width, x_RD); });
   }
+  void add_positions(const PackedLinear& table_PD, std::span<const int32_t> positions_R, int64_t first_position,
+                     float* hidden_RD) override {
+    note("add_positions", &table_PD, positions_R, first_position, hidden_RD);
+    inside([&] { inner_->add_positions(table_PD, positions_R, first_position, hidden_RD); });
+  }
   void scale(float* x, int64_t size, float factor) override {
     note("scale", x, size, factor);
     inside([&] { inner_->scale(x, size, factor); });

@@ -100,15 +100,21 @@ double cached(const float* floats, const int8_t* codes, const KvGrid* grids, int
   return static_cast<double>((static_cast<float>(codes[offset + k]) - grid.zero) * grid.scale);
 }
 
-// v / sqrt(mean(v^2) + epsilon) * gain
+// (v - c) / sqrt(mean((v - c)^2) + epsilon) * gain + bias, where c is the mean of v in a LayerNorm, else 0
 std::vector<double> normalized(const float* v, const PackedNorm& norm) {
-  const std::span<const float> gain_D = norm.gain_D.span();
-  double sum = 0.0;
-  for (size_t i = 0; i < gain_D.size(); ++i) sum += static_cast<double>(v[i]) * static_cast<double>(v[i]);
-  const double mean = sum / static_cast<double>(gain_D.size());
+  const std::span<const float> gain_D = norm.gain_D.span(), bias_D = norm.bias_D.span();
+  const auto count = static_cast<double>(gain_D.size());
+  double sum = 0.0, squares = 0.0;
+  for (size_t i = 0; norm.centers && i < gain_D.size(); ++i) sum += static_cast<double>(v[i]);
   std::vector<double> result(gain_D.size());
   for (size_t i = 0; i < result.size(); ++i) {
-    result[i] = v[i] / std::sqrt(mean + static_cast<double>(norm.epsilon)) * static_cast<double>(gain_D[i]);
+    result[i] = static_cast<double>(v[i]) - sum / count;
+    squares += result[i] * result[i];
+  }
+  const double deviation = std::sqrt(squares / count + static_cast<double>(norm.epsilon));
+  for (size_t i = 0; i < result.size(); ++i) {
+    result[i] = result[i] / deviation * static_cast<double>(gain_D[i]) +
+                (bias_D.empty() ? 0.0 : static_cast<double>(bias_D[i]));
   }
   return result;
 }
@@ -138,6 +144,8 @@ double activated(double g, Activation activation) {
       return 0.5 * g * (1.0 + std::erf(g * std::sqrt(0.5)));
     case Activation::gelu_tanh:
       return 0.5 * g * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (g + 0.044715 * g * g * g)));
+    case Activation::relu:
+      return g < 0.0 ? 0.0 : g;
   }
   throw std::invalid_argument("activate: unknown activation " + std::to_string(static_cast<int>(activation)));
 }
@@ -200,6 +208,17 @@ class ReferenceBackend final : public HostBackend {
     add_norm(hidden_RD, delta_RD, delta_norm, nullptr, num_rows, width, x_RD);
     std::copy(hidden_RD, hidden_RD + num_rows * width, x_RD.x());
     round_rows(x_RD, num_rows, width);
+  }
+
+  void add_positions(const PackedLinear& table_PD, std::span<const int32_t> positions_R, int64_t first_position,
+                     float* hidden_RD) override {
+    const ReferenceLinear& table = reference_linear(table_PD);
+    const int64_t width = table.num_in();
+    check_positions(positions_R, first_position, table.num_out());
+    for (size_t r = 0; r < positions_R.size(); ++r) {
+      const float* const row = table.row(positions_R[r] + first_position);
+      for (int64_t i = 0; i < width; ++i) hidden_RD[static_cast<int64_t>(r) * width + i] += row[i];
+    }
   }
 
   void scale(float* x, int64_t size, float factor) override {

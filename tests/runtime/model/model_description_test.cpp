@@ -369,14 +369,14 @@ TEST(ModelDescription, AModelMayBeSavedAsTheClassWithoutAHead) {
 }
 
 TEST(ModelDescription, RefusesUnknownArchitecturesByName) {
-  expect_all_in(refusal(changed(llama_config(), "model_type", "gpt_neox")),
-                {"dir/config.json", "gpt_neox", "llama, mistral"});
+  expect_all_in(refusal(changed(llama_config(), "model_type", "codegen")),
+                {"dir/config.json", "codegen", "llama, mistral"});
   expect_all_in(refusal(changed(llama_config(), "model_type", "qwen2_moe")), {"qwen2_moe", "mixture of experts"});
   expect_all_in(refusal(changed(llama_config(), "model_type", "gemma3")), {"Gemma3ForConditionalGeneration"});
   expect_all_in(refusal(changed(without(llama_config(), "architectures"), "model_type", "gemma3")),
                 {"'text_config'", "an object", "nothing"});
-  expect_all_in(refusal({{"model_type", "llava"}, {"text_config", {{"model_type", "gpt_neox"}}}}),
-                {"'text_config.model_type'", "gpt_neox", "llama, mistral"});
+  expect_all_in(refusal({{"model_type", "llava"}, {"text_config", {{"model_type", "codegen"}}}}),
+                {"'text_config.model_type'", "codegen", "llama, mistral"});
   expect_all_in(refusal(changed(llama_config(), "model_type", 3)), {"model_type", "a string", "3"});
   expect_all_in(refusal(without(llama_config(), "model_type")), {"model_type", "nothing"});
   expect_all_in(refusal(changed(llama_config(), "architectures", {"LlamaForSequenceClassification"})),
@@ -468,7 +468,7 @@ TEST(ModelDescription, RefusesWhatARowCannotHonour) {
   expect_all_in(refusal(changed(config("minicpm_factors"), "scale_depth", nullptr)),
                 {"scale_depth", "a number above 0"});
   expect_all_in(refusal(changed(config("granite_factors"), "residual_multiplier", -1)), {"residual_multiplier"});
-  expect_all_in(refusal(changed(config("glm_neighbours"), "hidden_act", "relu")), {"hidden_act", "silu, gelu"});
+  expect_all_in(refusal(changed(config("glm_neighbours"), "hidden_act", "relu2")), {"hidden_act", "silu, gelu"});
   Json glm = config("glm_neighbours");
   glm["rope_parameters"]["partial_rotary_factor"] = 0.2;  // 3 of 16 channels
   expect_all_in(refusal(glm), {"partial_rotary_factor", "an even number"});
@@ -477,6 +477,70 @@ TEST(ModelDescription, RefusesWhatARowCannotHonour) {
   expect_all_in(refusal(glm), {"rope_type", "only a part of each head"});
   expect_all_in(refusal(changed(config("ministral_mixed_windows"), "sliding_window", nullptr)),
                 {"sliding_window", "layer 1 is a sliding_attention layer"});
+}
+
+TEST(ModelDescription, OptHasLearnedPositionsAndAPlainNetwork) {
+  const ModelDescription model = describe_golden("opt_learned_positions");
+  EXPECT_EQ(model.activation, Activation::relu);
+  EXPECT_EQ(model.embedding_name, "model.decoder.embed_tokens");
+  EXPECT_EQ(model.position_table.name, "model.decoder.embed_positions");
+  EXPECT_EQ(model.position_table.num_out, 130);
+  EXPECT_EQ(model.first_position, 2);
+  const BlockDescription& block = model.blocks[1];
+  EXPECT_EQ(block.name, "model.decoder.layers.1");
+  EXPECT_EQ(block.o.name, "model.decoder.layers.1.self_attn.out_proj");
+  EXPECT_FALSE(block.is_parallel || block.experts.front().is_gated());
+  EXPECT_EQ(block.experts.front().up.name, "model.decoder.layers.1.fc1");
+  EXPECT_TRUE(block.attention_norm.centers && block.attention_norm.has_bias && block.q.has_bias);
+  for (const float frequency : block.rope.inverse_frequencies) EXPECT_EQ(frequency, 0.0f);
+  const Json config = read_json(kGolden / "opt_learned_positions/config.json");
+  EXPECT_FALSE(describe(changed(config, "enable_bias", false)).blocks[0].q.has_bias);
+  // OPT-350m
+  expect_all_in(refusal(changed(config, "do_layer_norm_before", false)), {"do_layer_norm_before", "true", "false"});
+  expect_all_in(refusal(changed(config, "word_embed_proj_dim", 16)), {"word_embed_proj_dim", "hidden_size (32)", "16"});
+  expect_all_in(refusal(changed(config, "activation_function", "quick_gelu")),
+                {"activation_function", "silu, gelu", "relu", "quick_gelu"});
+}
+
+TEST(ModelDescription, GptNeoxHasItsHeadsOneByOne) {
+  const ModelDescription model = describe_golden("gpt_neox_parallel");
+  const BlockDescription& block = model.blocks[0];
+  EXPECT_TRUE(block.is_parallel);
+  EXPECT_NE(block.attention_norm, block.feed_forward_norm);
+  ASSERT_TRUE(block.qkv);
+  EXPECT_EQ(block.qkv->name, "gpt_neox.layers.0.attention.query_key_value");
+  ASSERT_EQ(block.qkv_rows.size(), 96u);
+  EXPECT_EQ(block.qkv_rows[8], 24);   // q of the second head of 8 channels
+  EXPECT_EQ(block.qkv_rows[32], 8);   // k of the first one
+  EXPECT_EQ(block.qkv_rows[95], 95);  // v of the last one
+  EXPECT_EQ(model.head.name, "embed_out");
+  EXPECT_FALSE(describe_golden("gpt_neox_sequential_bf16").blocks[0].is_parallel);
+  // Before transformers 5 the rotation had keys of its own.
+  Json config = read_json(kGolden / "gpt_neox_parallel/config.json");
+  config.erase("rope_parameters");
+  config["rotary_pct"] = 0.5;
+  config["rotary_emb_base"] = 10000;
+  EXPECT_EQ(describe(config).blocks[0].rope, block.rope);
+  config.erase("rotary_pct");
+  EXPECT_NE(describe(config).blocks[0].rope, block.rope);  // a quarter
+}
+
+TEST(ModelDescription, CohereHasOneNormForBothHalves) {
+  const ModelDescription model = describe_golden("cohere_parallel");
+  const BlockDescription& block = model.blocks[0];
+  EXPECT_TRUE(block.is_parallel && block.attention_norm.centers);
+  EXPECT_FALSE(block.attention_norm.has_bias);
+  EXPECT_EQ(block.attention_norm, block.feed_forward_norm);
+  EXPECT_EQ(all_norms(model).size(), 1 + model.blocks.size());
+  EXPECT_FLOAT_EQ(model.logit_scale, 0.3f);
+  const Json config = read_json(kGolden / "cohere_parallel/config.json");
+  EXPECT_FLOAT_EQ(describe(without(config, "logit_scale")).logit_scale, 0.0625f);
+  expect_all_in(refusal(changed(config, "use_qk_norm", true)), {"use_qk_norm", "false"});
+  const ModelDescription second = describe_golden("cohere2_parallel_windows");
+  EXPECT_EQ(second.blocks[0].sliding_window, 9);
+  EXPECT_EQ(second.blocks[1].sliding_window, 0);
+  EXPECT_EQ(second.blocks[1].rope.inverse_frequencies[1], 0.0f);
+  EXPECT_NE(second.blocks[0].rope.inverse_frequencies[1], 0.0f);
 }
 
 TEST(ModelDescription, ReadsDefaultsOfTransformers) {
