@@ -120,6 +120,8 @@ FAMILIES = {
     "exaone4_unrotated": dict(model_type="exaone4", sliding_window=8, tie_word_embeddings=True,
                               layer_types=["sliding_attention", "full_attention", "sliding_attention"],
                               **rope(10000.0), **{**NO_HEAD_SIZE, "num_hidden_layers": 3}),
+    "starcoder2_plain_network": dict(model_type="starcoder2", use_bias=True, sliding_window=20, norm_epsilon=1e-5,
+                                     tie_word_embeddings=True, **rope(10000.0), **NO_HEAD_SIZE),
     "cohere_parallel": dict(model_type="cohere", logit_scale=0.3, tie_word_embeddings=True, **rope(500000.0),
                             **NO_HEAD_SIZE),
     "cohere2_parallel_windows": dict(model_type="cohere2", logit_scale=0.3, sliding_window=9, tie_word_embeddings=True,
@@ -142,7 +144,7 @@ STORED_DTYPE = {"llama_sharded_fp16": torch.float16, "qwen3_norms_bf16": torch.b
                 "phi3_longrope_short_bf16": torch.bfloat16, "gpt_neox_sequential_bf16": torch.bfloat16}
 # The others: their place.
 SEED = {"mixtral_experts": 100, "qwen3_moe_dense_block_bf16": 101, "qwen3_moe_fused": 102,
-        "cohere_parallel": 23, "cohere2_parallel_windows": 24,
+        "starcoder2_plain_network": 22, "cohere_parallel": 23, "cohere2_parallel_windows": 24,
         "opt_learned_positions": 25, "gpt_neox_parallel": 26, "gpt_neox_sequential_bf16": 27}
 
 

@@ -543,6 +543,17 @@ TEST(ModelDescription, CohereHasOneNormForBothHalves) {
   EXPECT_NE(second.blocks[0].rope.inverse_frequencies[1], 0.0f);
 }
 
+TEST(ModelDescription, Starcoder2HasBiasesUnlessItSaysOtherwise) {
+  const Json config = read_json(kGolden / "starcoder2_plain_network/config.json");
+  const ModelDescription model = describe(without(config, "use_bias"));
+  const BlockDescription& block = model.blocks[0];
+  EXPECT_TRUE(block.q.has_bias && block.o.has_bias && block.experts.front().up.has_bias);
+  EXPECT_EQ(block.experts.front().down.name, "model.layers.0.mlp.c_proj");
+  EXPECT_TRUE(block.experts.front().gate.name.empty());
+  EXPECT_EQ(block.sliding_window, 20);
+  EXPECT_FALSE(describe(changed(config, "use_bias", false)).blocks[0].o.has_bias);
+}
+
 TEST(ModelDescription, ReadsDefaultsOfTransformers) {
   Json gemma2 = read_json(kGolden / "gemma2_caps/config.json");
   for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping", "layer_types"}) gemma2.erase(key);
