@@ -88,7 +88,7 @@ JinjaExpressionPtr JinjaExpressionParser::parse_comparison() {
   while (const auto kind = take_comparison()) {
     if (comparison == nullptr) comparison = make_of(Kind::comparison, std::move(first));
     comparison->comparisons.push_back(*kind);
-    comparison->operands.push_back(parse_sum());
+    add_operand(*comparison, parse_sum());
   }
   return comparison != nullptr ? std::move(comparison) : std::move(first);
 }
@@ -206,7 +206,7 @@ JinjaExpressionPtr JinjaExpressionParser::parse_tuple(bool in_parentheses, bool 
   if (!is_tuple && !items.empty()) return std::move(items.front());
   if (items.empty() && !in_parentheses) fail("expected an expression, found " + found());
   JinjaExpressionPtr tuple = make(Kind::tuple);
-  tuple->operands = std::move(items);
+  for (JinjaExpressionPtr& item : items) add_operand(*tuple, std::move(item));
   return tuple;
 }
 
@@ -217,7 +217,7 @@ JinjaExpressionPtr JinjaExpressionParser::parse_list() {
       expect_symbol(",");
       if (take_symbol("]")) break;
     }
-    list->operands.push_back(parse_expression());
+    add_operand(*list, parse_expression());
   }
   return list;
 }
@@ -229,9 +229,9 @@ JinjaExpressionPtr JinjaExpressionParser::parse_dict() {
       expect_symbol(",");
       if (take_symbol("}")) break;
     }
-    dict->operands.push_back(parse_expression());
+    add_operand(*dict, parse_expression());
     expect_symbol(":");
-    dict->operands.push_back(parse_expression());
+    add_operand(*dict, parse_expression());
   }
   return dict;
 }
@@ -276,8 +276,13 @@ JinjaExpressionPtr JinjaExpressionParser::parse_subscript(JinjaExpressionPtr val
   return make_of(Kind::slice, std::move(value), std::move(first), std::move(rest[0]), std::move(rest[1]));
 }
 
-JinjaCallArguments JinjaExpressionParser::parse_arguments() {
-  JinjaCallArguments arguments;
+void JinjaExpressionParser::parse_arguments(JinjaExpression& expression) {
+  JinjaCallArguments& arguments = expression.arguments;
+  const auto parse_argument = [&] {
+    JinjaExpressionPtr argument = parse_expression();
+    count_depth(expression, argument);
+    return argument;
+  };
   expect_symbol("(");
   for (bool is_first = true; !take_symbol(")"); is_first = false) {
     if (!is_first) {
@@ -285,25 +290,24 @@ JinjaCallArguments JinjaExpressionParser::parse_arguments() {
       if (take_symbol(")")) break;
     }
     if (take_symbol("*")) {
-      arguments.more_positional = parse_expression();
+      arguments.more_positional = parse_argument();
     } else if (take_symbol("**")) {
-      arguments.more_named = parse_expression();
+      arguments.more_named = parse_argument();
     } else if (now().kind == Token::name && tokens_[at_ + 1].kind == Token::symbol && tokens_[at_ + 1].text == "=") {
       std::string name = take().text;
       take();
-      arguments.named.emplace_back(std::move(name), parse_expression());
+      arguments.named.emplace_back(std::move(name), parse_argument());
     } else {
       if (!arguments.named.empty()) fail("an argument without a name follows one with a name");
-      arguments.positional.push_back(parse_expression());
+      arguments.positional.push_back(parse_argument());
     }
   }
-  return arguments;
 }
 
 JinjaExpressionPtr JinjaExpressionParser::parse_call(JinjaExpressionPtr value) {
   const Nesting nesting(*this);
   JinjaExpressionPtr call = make_of(Kind::call, std::move(value));
-  call->arguments = parse_arguments();
+  parse_arguments(*call);
   return call;
 }
 
@@ -335,7 +339,7 @@ JinjaExpressionPtr JinjaExpressionParser::parse_filter(JinjaExpressionPtr value)
 JinjaExpressionPtr JinjaExpressionParser::parse_filter_name(JinjaExpressionPtr value) {
   JinjaExpressionPtr filter = make_of(Kind::filter, std::move(value));
   filter->name = dotted_name();
-  if (is_symbol("(")) filter->arguments = parse_arguments();
+  if (is_symbol("(")) parse_arguments(*filter);
   return filter;
 }
 
@@ -358,9 +362,10 @@ JinjaExpressionPtr JinjaExpressionParser::parse_test(JinjaExpressionPtr value) {
   JinjaExpressionPtr test = make_of(Kind::test, std::move(value));
   test->name = dotted_name();
   if (is_symbol("(")) {
-    test->arguments = parse_arguments();
+    parse_arguments(*test);
   } else if (has_bare_argument() && !is_name("if") && !is_name("not") && !is_name("in")) {
     test->arguments.positional.push_back(parse_postfix(parse_primary()));
+    count_depth(*test, test->arguments.positional.back());
   }
   return is_negated ? make_of(Kind::negate, std::move(test)) : std::move(test);
 }

@@ -21,11 +21,7 @@ class JinjaExpressionParser {
   // Counts the nesting while it lives.
   class Nesting {
    public:
-    explicit Nesting(JinjaExpressionParser& parser) : parser_(parser) {
-      if (++parser_.nesting_ > kMaxJinjaNesting) {
-        parser_.fail("more than " + std::to_string(kMaxJinjaNesting) + " expressions and blocks inside one another");
-      }
-    }
+    explicit Nesting(JinjaExpressionParser& parser) : parser_(parser) { parser_.check_depth(++parser_.nesting_); }
     ~Nesting() { --parser_.nesting_; }
     Nesting(const Nesting&) = delete;
     Nesting& operator=(const Nesting&) = delete;
@@ -35,6 +31,11 @@ class JinjaExpressionParser {
   };
 
   [[noreturn]] void fail(const std::string& what) const { throw JinjaError(jinja_place(where_, now().line) + what); }
+
+  void check_depth(int depth) const {
+    if (depth <= kMaxJinjaNesting) return;
+    fail("more than " + std::to_string(kMaxJinjaNesting) + " expressions and blocks inside one another");
+  }
 
   const JinjaToken& now() const { return tokens_[at_]; }
   bool is_symbol(std::string_view symbol) const {
@@ -80,10 +81,20 @@ class JinjaExpressionParser {
     expression->line = now().line;
     return expression;
   }
+  // Counts `part` (nullptr: nothing) to the depth of the expression that it is put into.
+  void count_depth(JinjaExpression& expression, const JinjaExpressionPtr& part) const {
+    if (part == nullptr || part->depth < expression.depth) return;
+    expression.depth = part->depth + 1;
+    check_depth(expression.depth);
+  }
+  void add_operand(JinjaExpression& expression, JinjaExpressionPtr operand) const {
+    count_depth(expression, operand);
+    expression.operands.push_back(std::move(operand));
+  }
   template <typename... Operands>
   JinjaExpressionPtr make_of(JinjaExpression::Kind kind, Operands... operands) const {
     JinjaExpressionPtr expression = make(kind);
-    (expression->operands.push_back(std::move(operands)), ...);
+    (add_operand(*expression, std::move(operands)), ...);
     return expression;
   }
   JinjaExpressionPtr constant(JinjaValue value) const {
@@ -126,7 +137,8 @@ class JinjaExpressionParser {
   JinjaExpressionPtr parse_postfix(JinjaExpressionPtr value);
   JinjaExpressionPtr parse_attribute(JinjaExpressionPtr value);
   JinjaExpressionPtr parse_subscript(JinjaExpressionPtr value);
-  JinjaCallArguments parse_arguments();
+  // Reads the arguments in parentheses of a call, a filter or a test.
+  void parse_arguments(JinjaExpression& expression);
   JinjaExpressionPtr parse_call(JinjaExpressionPtr value);
   JinjaExpressionPtr parse_filters(JinjaExpressionPtr value);
   std::string dotted_name();

@@ -295,7 +295,8 @@ class Interpreter {
   static JinjaValue attribute(const JinjaValue& value, const std::string& name) {
     if (!has_jinja_method(value, name)) return jinja_attribute(value, name);
     return JinjaFunction{
-        name, [value, name](JinjaArguments& arguments) { return call_jinja_method(value, name, arguments).value(); }};
+        name, [value, name](JinjaArguments& arguments) { return call_jinja_method(value, name, arguments).value(); },
+        value.depth() + 1};
   }
 
   JinjaArguments evaluate_arguments(const JinjaExpression& expression, std::string callee, Scope& scope) {
@@ -400,12 +401,13 @@ class Interpreter {
         print(jinja_text(evaluate(*statement.expression, scope)), output);
         return Flow::on;
       case Statement::choice:
-        return execute(evaluate(*statement.expression, scope).is_true() ? statement.body : statement.otherwise, scope,
-                       output);
+        for (const JinjaBranch& branch : statement.branches) {
+          if (evaluate(*branch.condition, scope).is_true()) return execute(branch.body, scope, output);
+        }
+        return execute(statement.otherwise, scope, output);
       case Statement::loop: {
         const JinjaValue items = evaluate(*statement.expression, scope);
-        run_loop(statement, jinja_items(items), 0, scope, output);
-        return Flow::on;
+        return run_loop(statement, jinja_items(items), 0, scope, output);
       }
       case Statement::assign:
         assign(statement.target, evaluate(*statement.expression, scope), scope);
@@ -466,7 +468,8 @@ class Interpreter {
     }
   }
 
-  void run_loop(const JinjaStatement& loop, std::vector<JinjaValue> items, int64_t depth, Scope& scope,
+  // Returns how a loop around this one goes on: only what stands after `else` can say.
+  Flow run_loop(const JinjaStatement& loop, std::vector<JinjaValue> items, int64_t depth, Scope& scope,
                 std::string& output) {
     if (loop.condition != nullptr) {
       std::erase_if(items, [&](const JinjaValue& item) {
@@ -477,11 +480,10 @@ class Interpreter {
       });
     }
     if (items.empty()) {
-      execute(loop.otherwise, scope, output);
-      return;
+      return in_scope(scope, [&](Scope& inner) { return execute(loop.otherwise, inner, output); });
     }
     if (loop.is_recursive) keep(scope);
-    const auto last_changed = std::make_shared<std::optional<JinjaValue>>();
+    const auto last_changed = std::make_shared<std::optional<size_t>>();
     for (size_t i = 0; i < items.size(); ++i) {
       count_step(loop.line);
       const Flow flow = in_scope(scope, [&](Scope& inner) {
@@ -491,11 +493,12 @@ class Interpreter {
       });
       if (flow == Flow::stop) break;
     }
+    return Flow::on;
   }
 
   // The variable `loop`.
   JinjaValue loop_value(const JinjaStatement& loop, const std::vector<JinjaValue>& items, size_t i, int64_t depth,
-                        Scope& scope, const std::shared_ptr<std::optional<JinjaValue>>& last_changed) {
+                        Scope& scope, const std::shared_ptr<std::optional<size_t>>& last_changed) {
     const auto index = static_cast<int64_t>(i), length = static_cast<int64_t>(items.size());
     JinjaDict value;
     value.items = {{"index0", index},
@@ -514,12 +517,9 @@ class Interpreter {
                                        const auto all = std::exchange(arguments.positional, {});
                                        return all[static_cast<size_t>(index) % all.size()];
                                      }});
-    value.set("changed", JinjaFunction{"changed", [last_changed](JinjaArguments& arguments) -> JinjaValue {
-                                         const JinjaValue now =
-                                             JinjaValue::tuple(std::exchange(arguments.positional, {}));
-                                         const bool is_same = *last_changed && **last_changed == now;
-                                         *last_changed = now;
-                                         return !is_same;
+    value.set("changed", JinjaFunction{"changed", [this, last_changed](JinjaArguments& arguments) -> JinjaValue {
+                                         return changes(JinjaValue::tuple(std::exchange(arguments.positional, {})),
+                                                        *last_changed);
                                        }});
     if (loop.is_recursive) {
       value.set(kCall, JinjaFunction{"loop", [this, &loop, &scope, depth](JinjaArguments& arguments) -> JinjaValue {
@@ -530,6 +530,20 @@ class Interpreter {
                                      }});
     }
     return value;
+  }
+
+  // True if the values are not those of the loop's call of `changed` before. The interpreter keeps these: they may hold
+  // such a function, and this one must not hold them.
+  bool changes(JinjaValue now, std::optional<size_t>& last) {
+    if (!last) {
+      last = changed_values_.size();
+      count_bytes(sizeof(JinjaValue));
+      changed_values_.push_back(std::move(now));
+      return true;
+    }
+    const bool is_same = changed_values_[*last] == now;
+    changed_values_[*last] = std::move(now);
+    return !is_same;
   }
 
   JinjaValue make_macro(const JinjaStatement& macro, Scope& scope) {
@@ -558,6 +572,7 @@ class Interpreter {
 
   const std::string& where_;
   std::vector<std::unique_ptr<Scope>> kept_scopes_;
+  std::vector<JinjaValue> changed_values_;  // of each loop that calls `changed`
   int line_ = 1;
   int depth_ = 0;
   int64_t num_steps_ = 0;

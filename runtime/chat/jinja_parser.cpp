@@ -89,20 +89,17 @@ class StatementParser : private JinjaExpressionParser {
 
   std::unique_ptr<JinjaStatement> parse_if() {
     auto choice = make(Statement::choice);
-    JinjaStatement* last = choice.get();
-    while (true) {
-      last->expression = parse_tuple(/*in_parentheses=*/false, /*with_condition=*/false);
+    std::string end;
+    do {
+      JinjaBranch& branch = choice->branches.emplace_back();
+      branch.condition = parse_tuple(/*in_parentheses=*/false, /*with_condition=*/false);
       expect_block_end();
-      last->body = parse_body({"elif", "else", "endif"});
-      const std::string end = take().text;
-      if (end != "elif") {
-        expect_block_end();
-        if (end == "else") last->otherwise = parse_body_to("endif");
-        return choice;
-      }
-      last->otherwise.push_back(make(Statement::choice));
-      last = last->otherwise.back().get();
-    }
+      branch.body = parse_body({"elif", "else", "endif"});
+      end = take().text;
+    } while (end == "elif");
+    expect_block_end();
+    if (end == "else") choice->otherwise = parse_body_to("endif");
+    return choice;
   }
 
   std::unique_ptr<JinjaStatement> parse_for() {
@@ -120,7 +117,8 @@ class StatementParser : private JinjaExpressionParser {
     --num_loops_;
     const bool has_else = take().text == "else";
     expect_block_end();
-    if (has_else) loop->otherwise = parse_body_to("endfor");
+    // What a recursive loop does without items runs in the call of `loop`, where no loop around it can be left.
+    if (has_else) loop->otherwise = loop->is_recursive ? parse_function_body("endfor") : parse_body_to("endfor");
     return loop;
   }
 

@@ -10,8 +10,9 @@
 
 namespace pare::runtime {
 
-// The greatest depth of expressions and blocks inside one another. Templates of models need about 20; parser and
-// interpreter recurse, and a file must not control how deep.
+// The greatest depth of expressions and blocks inside one another; each operator of a chain, such as `a + b + c`, holds
+// those before it. Templates of models need about 20. Parser, interpreter and destructors recurse, and a file must not
+// control how deep.
 constexpr int kMaxJinjaNesting = 200;
 
 struct JinjaExpression;
@@ -57,10 +58,17 @@ struct JinjaExpression {
   JinjaCallArguments arguments;
   JinjaOperator operation = JinjaOperator::add;
   std::vector<JinjaComparison> comparisons;
+  int depth = 1;  // of expressions inside one another; the parser sets it
 };
 
 struct JinjaStatement;
 using JinjaStatements = std::vector<std::unique_ptr<JinjaStatement>>;
+
+// One of an `if` statement's conditions, and what it decides on.
+struct JinjaBranch {
+  JinjaExpressionPtr condition;
+  JinjaStatements body;
+};
 
 // The target of `set` and `for`: a name, an attribute of a namespace, or several of them.
 struct JinjaTarget {
@@ -78,7 +86,7 @@ struct JinjaStatement {
   enum class Kind {
     text,          // text
     print,         // expression
-    choice,        // if expression: body, else: otherwise
+    choice,        // if and elif: branches, else: otherwise
     loop,          // for target in expression [if condition] [recursive]: body, else: otherwise
     assign,        // set target = expression
     assign_block,  // set target [| filters in expression]: body
@@ -100,6 +108,7 @@ struct JinjaStatement {
   bool uses_loop = false;  // the name `loop` stands in it
   JinjaTarget target;
   std::vector<JinjaParameter> parameters;
+  std::vector<JinjaBranch> branches;
   JinjaStatements body;
   JinjaStatements otherwise;
 };

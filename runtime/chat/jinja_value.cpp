@@ -28,14 +28,16 @@ bool equal_dicts(const JinjaDict& a, const JinjaDict& b) {
                    found.type_name());
 }
 
+void check_depth(int depth) {
+  if (depth <= kMaxJinjaDepth) return;
+  throw JinjaError("more than " + std::to_string(kMaxJinjaDepth) + " lists, dicts and methods inside one another");
+}
+
 // Returns the depth of a list or dict with `item` in it.
 int depth_around(const JinjaValue& item) {
   if (item.names() != nullptr) throw JinjaError("a namespace cannot be put into a list, a dict or a namespace");
-  const int depth = 1 + (item.list() != nullptr ? item.list()->depth : item.dict() != nullptr ? item.dict()->depth : 0);
-  if (depth > kMaxJinjaDepth) {
-    throw JinjaError("more than " + std::to_string(kMaxJinjaDepth) + " lists and dicts inside one another");
-  }
-  return depth;
+  check_depth(item.depth() + 1);
+  return item.depth() + 1;
 }
 
 }  // namespace
@@ -50,6 +52,17 @@ JinjaValue::JinjaValue(JinjaDict dict) {
     dict.depth = std::max({dict.depth, depth_around(key), depth_around(value)});
   }
   value_ = std::make_shared<const JinjaDict>(std::move(dict));
+}
+
+JinjaValue::JinjaValue(JinjaFunction function) {
+  check_depth(function.depth);
+  value_ = std::make_shared<const JinjaFunction>(std::move(function));
+}
+
+int JinjaValue::depth() const {
+  if (list() != nullptr) return list()->depth;
+  if (dict() != nullptr) return dict()->depth;
+  return function() != nullptr ? function()->depth : 0;
 }
 
 const JinjaValue* JinjaDict::find(const JinjaValue& key) const {

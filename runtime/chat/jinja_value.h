@@ -45,6 +45,7 @@ struct JinjaDict {
 struct JinjaFunction {
   std::string name;
   std::function<JinjaValue(JinjaArguments& arguments)> call;
+  int depth = 1;  // one more than that of the value that it holds, as in JinjaList
 };
 // The value of namespace(): `set` may change its attributes.
 struct JinjaNamespace {
@@ -72,12 +73,12 @@ class JinjaValue {
   JinjaValue(std::string text) : value_(std::make_shared<const std::string>(std::move(text))) {}
   JinjaValue(std::string_view text) : JinjaValue(std::string(text)) {}
   JinjaValue(const char* text) : JinjaValue(std::string(text)) {}
-  // These throw JinjaError for more than kMaxJinjaDepth lists and dicts inside one another, and for a namespace inside
-  // of one: values are compared, written and freed by recursion.
+  // These throw JinjaError for more than kMaxJinjaDepth lists, dicts and methods in one another, and for a namespace
+  // inside of a list or a dict: values are compared, written and freed by recursion.
   JinjaValue(JinjaList list);
   JinjaValue(std::vector<JinjaValue> items) : JinjaValue(JinjaList{.items = std::move(items)}) {}
   JinjaValue(JinjaDict dict);
-  JinjaValue(JinjaFunction function) : value_(std::make_shared<const JinjaFunction>(std::move(function))) {}
+  JinjaValue(JinjaFunction function);
   JinjaValue(Namespace names) : value_(std::move(names)) {}
   static JinjaValue tuple(std::vector<JinjaValue> items) {
     return JinjaList{.items = std::move(items), .is_tuple = true};
@@ -103,6 +104,9 @@ class JinjaValue {
   bool is_number() const { return is_integral() || real() != nullptr; }
   int64_t as_integer() const { return boolean() != nullptr ? int64_t{*boolean()} : *integer(); }
   double as_real() const { return real() != nullptr ? *real() : static_cast<double>(as_integer()); }
+
+  // Returns how many lists, dicts and methods lie inside one another: 0 for any other value.
+  int depth() const;
 
   bool is_true() const;           // Python's bool()
   const char* type_name() const;  // as Python says it: 'str', 'list'

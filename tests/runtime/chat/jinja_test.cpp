@@ -103,6 +103,32 @@ TEST(Jinja, EndsWhatDoesNotEnd) {
   std::string blocks;
   for (int i = 0; i < 10000; ++i) blocks += "{% if true %}";
   fails(blocks, "inside one another");
+  const auto chain = [](const std::string& first, const std::string& link, const std::string& last) {
+    std::string text = first;
+    for (int i = 0; i < 300'000; ++i) text += link;
+    return text + last;
+  };
+  for (const char* link : {".b", "[0]", "()", "+1", "-1", "*2", "//2", "**1", "~1", "|trim", " or 1", " and 1",
+                           " is none", " is not eq 1", " if 1", " if 1 else 2", " < 1 and 2"}) {
+    SCOPED_TRACE(link);
+    fails(chain("{{ a", link, " }}"), "inside one another");
+  }
+  fails(chain("{% filter trim", "|trim", "%}{% endfilter %}"), "inside one another");
+  fails(chain("{% set a", "|trim", "%}{% endset %}"), "inside one another");
+  // Both in turn: an operator's chain in parentheses at the start of another.
+  std::string turns = "1";
+  for (int i = 0; i < 30; ++i) turns = "(" + turns + "+1+1+1+1+1+1+1+1)";
+  fails("{{ " + turns + " }}", "inside one another");
+  EXPECT_EQ(rendered(chain("{% if a %}", "{% elif a %}b", "{% else %}c{% endif %}")), "c");
+  fails("{% set ns = namespace(x=1) %}{% for i in range(100000) %}{% set ns.x = [ns.x].copy %}{% endfor %}",
+        "inside one another");
+  fails("{% set ns = namespace(x=1) %}{% for i in range(100000) %}{% set ns.x = {'a': ns.x}.get %}{% endfor %}",
+        "inside one another");
+  fails("{% set ns = namespace(x='a'.upper) %}{% for i in range(100000) %}{% set ns.x = (ns.x,).count %}{% endfor %}",
+        "inside one another");
+  EXPECT_EQ(rendered("{% set ns = namespace(x=1) %}{% for i in range(100000) %}{% for j in [1] %}{% set u = "
+                     "loop.changed(ns.x) %}{% set ns.x = loop.changed %}{% endfor %}{% endfor %}ok"),
+            "ok");
   fails("{{ 9223372036854775807 + 1 }}", "64 bits");
   fails("{{ (-9223372036854775807 - 1) // -1 }}", "64 bits");
   EXPECT_EQ(rendered("{{ (-9223372036854775807 - 1) % -1 }}"), "0");
