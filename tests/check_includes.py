@@ -22,7 +22,7 @@ MAY_INCLUDE = {
     "runtime/files": {"runtime/system", "runtime/format"},
     "runtime/text": {"runtime/system"},
     "runtime/tokenizer": {"runtime/system", "runtime/text", "runtime/files"},
-    "runtime/chat": {"runtime/system", "runtime/text", "runtime/files"},
+    "runtime/chat": {"runtime/system", "runtime/text", "runtime/files", "runtime/tokenizer"},
     "runtime/model": {"runtime/system", "runtime/format", "runtime/containers", "runtime/files"},
     "runtime/import": {"runtime/system", "runtime/text", "runtime/format", "runtime/files", "runtime/tokenizer",
                        "runtime/model"},

@@ -23,7 +23,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kPooling = "1_Pooling/config.json";  // says how an encoder's hidden states are pooled (pooling.h)
-constexpr size_t kMostNamed = 12;                          // files in one line
+constexpr const char* kTemplates = "additional_chat_templates";  // NAME.jinja, beside chat_template.jinja
+constexpr size_t kMostNamed = 12;                                // files in one line
 
 // The files that pare itself reads of a model beside its weights.
 constexpr std::array kRead = {runtime::kConfigName, "tokenizer.json", "tokenizer_config.json",
@@ -94,6 +95,18 @@ bool leads_out(const fs::path& directory, const std::string& name) {
   return fs::exists(directory / name, error) && !error && place_of(directory, name).folder.empty();
 }
 
+// Returns the templates of conversations that have a folder of their own, sorted.
+std::vector<std::string> template_names(const fs::path& directory) {
+  std::vector<std::string> names;
+  if (!fs::is_directory(directory / kTemplates)) return names;
+  for (const auto& entry : fs::directory_iterator(directory / kTemplates)) {
+    const fs::path name = entry.path().filename();
+    if (name.extension() == ".jinja") names.push_back((fs::path(kTemplates) / name).string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 std::string named(const std::vector<std::string>& names) {
   std::string list;
   for (size_t i = 0; i < std::min(names.size(), kMostNamed); ++i) list += (i > 0 ? ", " : "") + names[i];
@@ -120,13 +133,14 @@ SmallFiles find_small_files(const fs::path& directory) {
     const bool is_file = fs::is_regular_file(status) || (error && entry.is_symlink());
     if (is_file && is_copied(name)) {
       sort_in(name);
-    } else if (!is_folder || name != fs::path(kPooling).parent_path()) {
+    } else if (!is_folder || (name != fs::path(kPooling).parent_path() && name != kTemplates)) {
       others.insert(is_folder ? name + "/" : name);
     }
   }
   std::sort(files.copied.begin(), files.copied.end());
   std::sort(files.links.begin(), files.links.end());
   if (runtime::is_there(directory / kPooling)) sort_in(kPooling);
+  for (const std::string& name : template_names(directory)) sort_in(name);
   files.others.assign(others.begin(), others.end());
   std::vector<std::string> links = files.links;
   if (leads_out(directory, runtime::kConfigName)) links.emplace_back(runtime::kConfigName);

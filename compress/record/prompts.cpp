@@ -29,8 +29,8 @@ void add(std::vector<std::string>& prompts, std::string prompt, const std::strin
   prompts.push_back(std::move(prompt));
 }
 
-runtime::SourceTexts read_lines(const std::string& text, const std::string& path, const std::filesystem::path& model) {
-  if (auto chats = read_conversations(text, path, model, runtime::ChatPart::to_be_answered)) return *chats;
+runtime::SourceTexts read_lines(const std::string& text, const std::string& path, const runtime::Tokenizer* tokenizer) {
+  if (auto chats = read_conversations(text, path, tokenizer, runtime::ChatPart::to_be_answered)) return *chats;
   runtime::SourceTexts prompts;
   runtime::for_each_line(text, path, [&](std::string_view line, const std::string& where) {
     add(prompts.texts,
@@ -59,7 +59,7 @@ std::vector<std::string> read_items(const std::string& text, const std::string& 
 
 }  // namespace
 
-runtime::SourceTexts read_prompts(const std::filesystem::path& path, const std::filesystem::path& model) {
+runtime::SourceTexts read_prompts(const std::filesystem::path& path, const runtime::Tokenizer* tokenizer) {
   runtime::refuse_folder(path, "prompts (.jsonl or .json)", {".jsonl", ".json"});
   const std::string extension = path.extension().string();
   if (extension != ".jsonl" && extension != ".json") {
@@ -68,7 +68,7 @@ runtime::SourceTexts read_prompts(const std::filesystem::path& path, const std::
                                 "(instruction, input), found '" + extension + "'");
   }
   const std::string text = runtime::read_file_or_pipe(path);
-  runtime::SourceTexts prompts = extension == ".jsonl" ? read_lines(text, path.string(), model)
+  runtime::SourceTexts prompts = extension == ".jsonl" ? read_lines(text, path.string(), tokenizer)
                                                        : runtime::SourceTexts{.texts = read_items(text, path.string())};
   if (prompts.texts.empty()) throw std::runtime_error(path.string() + ": it holds no prompts");
   return prompts;

@@ -11,11 +11,11 @@ namespace pare::compress {
 
 // Returns the prompts of a file, in order. A .jsonl file gives the field "prompt" of each line that is not blank. Where
 // the first line holds a conversation (runtime/chat/chat_template.h), all lines must: each is asked for the answer that
-// the assistant would give, by the chat template of `model`. A .json file is an array of objects with the field
-// "instruction" and perhaps "input"; others are not read. make_prompt puts them into the default template with which
-// answers are scored (runtime/evaluate/instruction_data.h).
+// the assistant would give, by the chat template beside the tokenizer (null: there is none). A .json file is an array
+// of objects with the field "instruction" and perhaps "input"; others are not read. make_prompt puts them into the
+// default template with which answers are scored (runtime/evaluate/instruction_data.h).
 // Throws std::invalid_argument for another extension. Throws std::runtime_error (path and line or item, expected,
 // found) for wrong content, a file without prompts and an empty prompt, and what ChatTemplate throws.
-runtime::SourceTexts read_prompts(const std::filesystem::path& path, const std::filesystem::path& model);
+runtime::SourceTexts read_prompts(const std::filesystem::path& path, const runtime::Tokenizer* tokenizer);
 
 }  // namespace pare::compress

@@ -168,7 +168,7 @@ Material read_prompts(const RecordOptions& options, const runtime::SamplingOptio
   Material material;
   material.num_samples = options.num_samples;
   material.max_new_tokens = options.max_new_tokens;
-  const runtime::SourceTexts prompts = compress::read_prompts(options.prompts, tokenizer.source());
+  const runtime::SourceTexts prompts = compress::read_prompts(options.prompts, &tokenizer);
   for (const std::string& prompt : prompts.texts) {
     runtime::throw_if_interrupted();
     std::vector<int32_t> ids = tokenizer.encode(prompt, /*add_special_tokens=*/!prompts.are_chats);

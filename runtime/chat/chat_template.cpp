@@ -1,7 +1,8 @@
 #include "runtime/chat/chat_template.h"
 
-#include <array>
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -10,6 +11,7 @@
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
+#include "runtime/tokenizer/gguf_vocabulary.h"
 
 namespace pare::runtime {
 namespace {
@@ -17,14 +19,17 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
+// The names by which transformers chooses among several templates, and the folder of those beside chat_template.jinja.
+constexpr const char* kDefault = "default";
+constexpr const char* kToolUse = "tool_use";  // for conversations with tools
+constexpr const char* kMoreTemplates = "additional_chat_templates";
+
 JinjaValue value_of(const Json& json) {
   switch (json.type()) {
     case Json::value_t::boolean:
       return json.get<bool>();
     case Json::value_t::number_integer:
-      return json.get<int64_t>();
-    case Json::value_t::number_unsigned:
-      if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) return json.get<double>();
+    case Json::value_t::number_unsigned:  // at most INT64_MAX: others are refused
       return json.get<int64_t>();
     case Json::value_t::number_float:
       return json.get<double>();
@@ -65,61 +70,104 @@ void add_messages(const Json& json, const std::string& key, const std::string& w
   }
 }
 
+// A template's text. Of several with one name the last counts.
 struct Source {
+  std::string name;
   std::string text;
   std::string where;
 };
 
-const Json* find_named(const Json& templates, const std::string& name) {
-  for (const Json& item : templates) {
-    if (!item.is_object()) continue;
-    const Json *its_name = find(item, "name"), *text = find(item, "template");
-    if (its_name != nullptr && *its_name == name && text != nullptr && text->is_string()) return text;
-  }
-  return nullptr;
-}
-
-// Returns the template of a tokenizer_config.json; an empty text if it has none.
-Source template_of_config(const Json& config, const std::string& where) {
+// Returns the templates of a tokenizer_config.json: a text (which is called default), a list of {name, template}, or an
+// object {name: text}.
+std::vector<Source> templates_of_config(const Json& config, const std::string& file) {
   const Json* given = config.is_object() ? find(config, "chat_template") : nullptr;
-  if (given == nullptr) return {"", where};
-  if (given->is_array()) {
-    const Json* chosen = find_named(*given, "default");
-    if (chosen == nullptr) {
-      throw std::invalid_argument(where +
-                                  ": 'chat_template' is a list: expected one with the name 'default' and a text " +
-                                  "as 'template' in it");
+  if (given == nullptr) return {};
+  const std::string where = file + " (chat_template)";
+  std::vector<Source> sources;
+  const auto add = [&](const Json* name, const Json* text) {
+    if (name == nullptr || !name->is_string() || text == nullptr || !text->is_string()) {
+      throw std::invalid_argument(file +
+                                  ": 'chat_template': expected a text, or a list of objects with the texts 'name' and "
+                                  "'template', found " +
+                                  given->type_name() + (given->is_array() ? " of others" : ""));
     }
-    given = chosen;
+    const auto its_name = name->get<std::string>();
+    sources.push_back({its_name, text->get<std::string>(), where + (given->is_string() ? "" : ", " + its_name)});
+  };
+  if (given->is_array()) {
+    for (const Json& item : *given) {
+      add(item.is_object() ? find(item, "name") : nullptr, item.is_object() ? find(item, "template") : nullptr);
+    }
+  } else if (given->is_object()) {
+    for (const auto& [name, text] : given->items()) {
+      const Json its_name = name;
+      add(&its_name, &text);
+    }
+  } else {
+    const Json its_name = kDefault;
+    add(&its_name, given);
   }
-  if (!given->is_string()) {
-    throw std::invalid_argument(where + ": 'chat_template': expected a text, found " + given->type_name());
-  }
-  return {given->get<std::string>(), where + " (chat_template)"};
+  return sources;
 }
 
-// Adds the special tokens of a file that does not say otherwise before.
-void add_special_tokens(const Json& json, JinjaDict& variables) {
-  if (!json.is_object()) return;
-  constexpr std::array kRoles = {"bos_token", "eos_token", "unk_token", "sep_token",
-                                 "pad_token", "cls_token", "mask_token"};
-  for (const char* role : kRoles) {
-    const Json* token = find(json, role);
-    if (token != nullptr && token->is_object()) token = find(*token, "content");
-    if (token == nullptr || !token->is_string() || variables.find(std::string_view(role)) != nullptr) continue;
-    variables.set(role, token->get<std::string>());
+// Returns the templates that are files of their own.
+std::vector<Source> templates_of_files(const fs::path& folder) {
+  std::vector<Source> sources;
+  const auto add = [&](const std::string& name, const fs::path& file) {
+    sources.push_back({name, read_text_file(file), file.string()});
+  };
+  if (is_there(folder / "chat_template.jinja")) add(kDefault, folder / "chat_template.jinja");
+  const fs::path others = folder / kMoreTemplates;
+  if (!fs::is_directory(others)) return sources;
+  for (const auto& entry : fs::directory_iterator(others)) {
+    if (entry.path().extension() == ".jinja") add(entry.path().stem().string(), entry.path());
   }
+  return sources;
 }
 
-Json read_json(const fs::path& file) {
-  return is_there(file) ? parse_ordered_json(read_text_file(file), file.string()) : Json();
+std::vector<Source> templates_of(const fs::path& model) {
+  if (model.extension() == ".gguf") {
+    std::vector<Source> sources;
+    for (auto& [name, text] : gguf_chat_templates(GgufFile::open(model))) {
+      const std::string key = "tokenizer.chat_template" + (name == kDefault ? "" : "." + name);
+      sources.push_back({name, std::move(text), model.string() + " (" + key + ")"});
+    }
+    return sources;
+  }
+  const fs::path folder = fs::is_directory(model) ? model : model.parent_path();
+  std::vector<Source> sources = templates_of_files(folder);
+  if (!sources.empty()) return sources;
+  const fs::path config = folder / "tokenizer_config.json";
+  if (!is_there(config)) return {};
+  return templates_of_config(parse_ordered_json(read_text_file(config), config.string(), Nul::allowed),
+                             config.string());
 }
+
+const Source* source_called(const std::vector<Source>& sources, std::string_view name) {
+  const auto found = std::find_if(sources.rbegin(), sources.rend(), [&](const Source& s) { return s.name == name; });
+  return found == sources.rend() ? nullptr : &*found;
+}
+
+// A template that is ready to be run, or why it is not.
+struct Parsed {
+  std::string where;
+  JinjaStatements statements;
+  std::string error;
+
+  explicit Parsed(const Source& source) : where(source.where) {
+    try {
+      statements = parse_jinja(source.text, where);
+    } catch (const JinjaError& failure) {
+      error = failure.what();
+    }
+  }
+};
 
 }  // namespace
 
 struct ChatTemplate::State {
-  std::string where;
-  JinjaStatements statements;
+  std::optional<Parsed> plain, with_tools;
+  std::string model;
   JinjaDict special_tokens;
 };
 
@@ -147,7 +195,7 @@ bool holds_chat(std::string_view json, const std::string& where) {
 }
 
 Chat parse_chat(std::string_view json, const std::string& where, ChatPart part) {
-  const Json object = parse_ordered_json(json, where);
+  const Json object = parse_ordered_json(json, where, Nul::allowed, WideIntegers::refused);
   const Json *whole = nullptr, *prompt = nullptr, *completion = nullptr;
   if (object.is_object()) {
     whole = find(object, "messages");
@@ -191,33 +239,38 @@ Chat parse_chat(std::string_view json, const std::string& where, ChatPart part) 
   return chat;
 }
 
-ChatTemplate ChatTemplate::open(const fs::path& model) {
-  Source source;
-  ChatTemplate chat;
-  if (model.extension() == ".gguf") {
-    const GgufFile file = GgufFile::open(model);
-    if (file.has("tokenizer.chat_template")) source.text = file.text("tokenizer.chat_template");
-    source.where = model.string() + " (tokenizer.chat_template)";
-  } else {
-    const fs::path folder = fs::is_directory(model) ? model : model.parent_path();
-    const fs::path config_file = folder / "tokenizer_config.json", own_file = folder / "chat_template.jinja";
-    const Json config = read_json(config_file);
-    source = is_there(own_file) ? Source{read_text_file(own_file), own_file.string()}
-                                : template_of_config(config, config_file.string());
-    add_special_tokens(config, chat.state_->special_tokens);
-    add_special_tokens(read_json(folder / "special_tokens_map.json"), chat.state_->special_tokens);
-  }
-  if (source.text.empty()) {
+ChatTemplate ChatTemplate::open(const Tokenizer& tokenizer) {
+  const fs::path& model = tokenizer.source();
+  const std::vector<Source> sources = templates_of(model);
+  const Source *plain = source_called(sources, kDefault), *with_tools = source_called(sources, kToolUse);
+  if (sources.empty() || (plain != nullptr && plain->text.empty())) {
     throw std::invalid_argument(
         "'" + model.string() + "' has no chat template, which conversations need: expected a chat_template.jinja, or " +
         "'chat_template' in tokenizer_config.json; give texts (field 'text') instead");
   }
-  chat.state_->where = source.where;
-  chat.state_->statements = parse_jinja(source.text, chat.state_->where);
+  if (plain == nullptr && with_tools == nullptr) {
+    throw std::invalid_argument("'" + model.string() + "' has several chat templates, but none called '" + kDefault +
+                                "' (" + sources.front().where + ")");
+  }
+  ChatTemplate chat;
+  chat.state_->model = model.string();
+  if (plain != nullptr) {
+    chat.state_->plain.emplace(*plain);
+    if (!chat.state_->plain->error.empty()) throw JinjaError(chat.state_->plain->error);
+  }
+  if (with_tools != nullptr) chat.state_->with_tools.emplace(*with_tools);
+  for (const auto& [name, content] : tokenizer.special_tokens()) chat.state_->special_tokens.set(name, content);
   return chat;
 }
 
 std::string ChatTemplate::render(const Chat& chat) const {
+  const bool takes_tools = !chat.tools.is_none() && state_->with_tools;
+  const std::optional<Parsed>& chosen = takes_tools ? state_->with_tools : state_->plain;
+  if (!chosen) {
+    throw std::runtime_error(chat.where + ": the conversation has no 'tools', and '" + state_->model +
+                             "' has no chat template called '" + kDefault + "' for such");
+  }
+  if (!chosen->error.empty()) throw std::runtime_error(chat.where + ": its chat template is none: " + chosen->error);
   JinjaDict variables = state_->special_tokens;
   variables.set("documents", JinjaNone{});
   variables.set("tools", chat.tools);
@@ -225,7 +278,7 @@ std::string ChatTemplate::render(const Chat& chat) const {
   variables.set("messages", chat.messages);
   variables.set("add_generation_prompt", chat.is_to_be_answered);
   try {
-    return run_jinja(state_->statements, variables, state_->where);
+    return run_jinja(chosen->statements, variables, chosen->where);
   } catch (const JinjaError& error) {
     throw std::runtime_error(chat.where + ": the chat template fails: " + error.what());
   }

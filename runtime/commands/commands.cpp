@@ -128,10 +128,9 @@ void run_generate(const Arguments& arguments, Console& console) {
   const std::string& prompt = arguments.text("prompt");
   const bool is_chat = arguments.flag("chat");
   if (!is_chat && arguments.given("system")) throw WrongUsage("--system belongs to --chat: add it");
-  const std::string text =
-      is_chat ? ChatTemplate::open(checkpoint.directory())
-                    .render(make_chat(arguments.given("system") ? arguments.text("system") : "", prompt))
-              : prompt;
+  const std::string text = is_chat ? ChatTemplate::open(tokenizer).render(
+                                         make_chat(arguments.given("system") ? arguments.text("system") : "", prompt))
+                                   : prompt;
   const std::vector<int32_t> ids = tokenizer.encode(text, /*add_special_tokens=*/!is_chat);
   const GenerationOptions options = {.max_tokens = arguments.integer("max-tokens"),
                                      .sampling = sampling,

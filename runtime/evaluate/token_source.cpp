@@ -133,13 +133,17 @@ void for_each_line(std::string_view lines, const std::string& file,
 }
 
 std::optional<SourceTexts> read_conversations(std::string_view lines, const std::string& file,
-                                              const std::filesystem::path& model, ChatPart part) {
+                                              const Tokenizer* tokenizer, ChatPart part) {
   const std::string_view first = lines.substr(0, lines.find('\n', lines.find_first_not_of(" \t\r\n")));
   bool are_chats = false;
   for_each_line(first, file,
                 [&](std::string_view line, const std::string& where) { are_chats = holds_chat(line, where); });
   if (!are_chats) return std::nullopt;
-  const ChatTemplate chat_template = ChatTemplate::open(model);
+  if (tokenizer == nullptr) {
+    throw std::invalid_argument(file +
+                                ": conversations need the model's tokenizer and chat template, and there is none");
+  }
+  const ChatTemplate chat_template = ChatTemplate::open(*tokenizer);
   SourceTexts source{.texts = {}, .are_chats = true};
   for_each_line(lines, file, [&](std::string_view line, const std::string& where) {
     throw_if_interrupted();
@@ -153,7 +157,7 @@ SourceTexts read_source_texts(const std::filesystem::path& path, const Tokenizer
   std::string file = read_source(path);
   check_text(file, path);
   if (!is_jsonl) return {.texts = {std::move(file)}};
-  if (auto chats = read_conversations(file, path.string(), tokenizer.source(), ChatPart::whole)) return *chats;
+  if (auto chats = read_conversations(file, path.string(), &tokenizer, ChatPart::whole)) return *chats;
   SourceTexts source{.texts = read_lines(file, path.string())};
   if (std::ranges::all_of(source.texts, &std::string::empty)) {
     throw std::runtime_error(name_of(path) + ": the text is empty");

@@ -39,10 +39,10 @@ SourceTexts read_source_texts(const std::filesystem::path& path, const Tokenizer
 // Visits the lines of a .jsonl, except those of white space alone. `where` is the file's name and the line's number.
 void for_each_line(std::string_view lines, const std::string& file,
                    const std::function<void(std::string_view line, const std::string& where)>& visit);
-// Returns what the chat template of `model` makes of a .jsonl's conversations; none if the first line is no
-// conversation. Throws what read_source_texts throws.
+// Returns what the chat template beside the tokenizer makes of a .jsonl's conversations; none if the first line is no
+// conversation. Throws what read_source_texts throws, and std::invalid_argument for a conversation without a tokenizer.
 std::optional<SourceTexts> read_conversations(std::string_view lines, const std::string& file,
-                                              const std::filesystem::path& model, ChatPart part);
+                                              const Tokenizer* tokenizer, ChatPart part);
 // Encodes a whole file as one stream: documents joined by a blank line, conversations one after the other.
 std::vector<int32_t> encode_stream(const SourceTexts& source, const Tokenizer& tokenizer, bool add_special_tokens);
 

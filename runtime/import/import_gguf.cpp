@@ -80,22 +80,12 @@ class GgufModel {
 std::string GgufModel::tokenizer_config() const {
   Json config;
   config["tokenizer_class"] = "PreTrainedTokenizerFast";
-  const std::vector<std::string> tokens = file_->texts("tokenizer.ggml.tokens");
-  const std::pair<const char*, const char*> roles[] = {
-      {"bos", "bos_token"}, {"eos", "eos_token"}, {"unknown", "unk_token"}, {"padding", "pad_token"}};
-  for (const auto& [which, role] : roles) {
-    const std::string key = std::string("tokenizer.ggml.") + which + "_token_id";
-    const std::optional<int64_t> id = file_->has(key) ? std::optional(file_->integer(key)) : std::nullopt;
-    if (id && *id >= 0 && *id < static_cast<int64_t>(tokens.size())) config[role] = tokens[static_cast<size_t>(*id)];
-  }
-  if (file_->has("tokenizer.chat_template")) {
-    const std::string text = file_->text("tokenizer.chat_template");
-    if (const auto offset = find_invalid_utf8(text)) {
-      throw std::runtime_error(file_->where() + ": 'tokenizer.chat_template': not UTF-8: byte " +
-                               std::to_string(*offset) + " of " + std::to_string(text.size()) +
-                               " does not start a valid character; the file is damaged");
-    }
-    config["chat_template"] = text;
+  for (const auto& [role, token] : gguf_special_tokens(*file_)) config[role] = token;
+  const auto templates = gguf_chat_templates(*file_);
+  if (templates.size() == 1 && templates.front().first == "default") {
+    config["chat_template"] = templates.front().second;
+  } else {
+    for (const auto& [name, text] : templates) config["chat_template"].push_back({{"name", name}, {"template", text}});
   }
   config["model_max_length"] = file_->integer(std::string(family_.gguf) + ".context_length");
   config["clean_up_tokenization_spaces"] = false;

@@ -1,6 +1,7 @@
 #include "runtime/system/json_text.h"
 
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <type_traits>
 #include <unordered_set>
@@ -60,15 +61,22 @@ std::string plain_message(const nlohmann::detail::exception& error) {
 template <typename Json>
 class Builder {
  public:
-  Builder(std::string_view text, const std::string& where, Nul nul) : text_(text), where_(where), nul_(nul) {}
+  Builder(std::string_view text, const std::string& where, Nul nul, WideIntegers wide)
+      : text_(text), where_(where), nul_(nul), wide_(wide) {}
 
   Json take() { return std::move(root_); }
 
   bool null() { return add(nullptr); }
   bool boolean(bool value) { return add(value); }
   bool number_integer(int64_t value) { return add(value); }
-  bool number_unsigned(uint64_t value) { return add(value); }
-  bool number_float(double value, const std::string&) { return add(value); }
+  bool number_unsigned(uint64_t value) {
+    if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) check_wide(std::to_string(value));
+    return add(value);
+  }
+  bool number_float(double value, const std::string& digits) {
+    if (digits.find_first_not_of("-0123456789") == std::string::npos) check_wide(digits);
+    return add(value);
+  }
   bool string(std::string& value) {
     check_nul(value);
     return add(std::move(value));
@@ -114,6 +122,12 @@ class Builder {
     }
   }
 
+  void check_wide(const std::string& digits) const {
+    if (wide_ != WideIntegers::refused) return;
+    throw BadJson(where_ + ": the whole number " + shortened(digits) +
+                  " needs more than 64 bits (with its sign); write it as a text in quotes");
+  }
+
   bool add(Json value) {
     place(std::move(value));
     return true;
@@ -150,6 +164,7 @@ class Builder {
   std::string_view text_;
   const std::string& where_;
   Nul nul_;
+  WideIntegers wide_;
   Json root_;
   std::vector<Json*> open_;
   std::vector<std::unordered_set<std::string>> keys_;  // for each open object
@@ -157,8 +172,8 @@ class Builder {
 };
 
 template <typename Json>
-Json parse(std::string_view text, const std::string& where, Nul nul) {
-  Builder<Json> builder(text, where, nul);
+Json parse(std::string_view text, const std::string& where, Nul nul, WideIntegers wide) {
+  Builder<Json> builder(text, where, nul, wide);
   Json::sax_parse(text, &builder);
   return builder.take();
 }
@@ -166,11 +181,11 @@ Json parse(std::string_view text, const std::string& where, Nul nul) {
 }  // namespace
 
 nlohmann::json parse_json(std::string_view text, const std::string& where, Nul nul) {
-  return parse<nlohmann::json>(text, where, nul);
+  return parse<nlohmann::json>(text, where, nul, WideIntegers::nearest);
 }
 
-nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& where) {
-  return parse<nlohmann::ordered_json>(text, where, Nul::refused);
+nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& where, Nul nul, WideIntegers wide) {
+  return parse<nlohmann::ordered_json>(text, where, nul, wide);
 }
 
 std::string json_text(const nlohmann::json& json, int indent) {

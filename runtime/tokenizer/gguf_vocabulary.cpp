@@ -386,6 +386,36 @@ GgufVocabulary read_gguf_vocabulary(const GgufFile& file) {
   return vocabulary;
 }
 
+std::vector<std::pair<std::string, std::string>> gguf_special_tokens(const GgufFile& file) {
+  const std::vector<std::string> tokens = file.texts("tokenizer.ggml.tokens");
+  constexpr std::pair<const char*, const char*> kRoles[] = {
+      {"bos", "bos_token"}, {"eos", "eos_token"}, {"unknown", "unk_token"}, {"padding", "pad_token"}};
+  std::vector<std::pair<std::string, std::string>> special_tokens;
+  for (const auto& [which, role] : kRoles) {
+    const std::string key = std::string("tokenizer.ggml.") + which + "_token_id";
+    const int64_t id = file.has(key) ? file.integer(key) : -1;
+    if (id >= 0 && id < static_cast<int64_t>(tokens.size())) {
+      special_tokens.emplace_back(role, tokens[static_cast<size_t>(id)]);
+    }
+  }
+  return special_tokens;
+}
+
+std::vector<std::pair<std::string, std::string>> gguf_chat_templates(const GgufFile& file) {
+  const std::string first = "tokenizer.chat_template";
+  std::vector<std::pair<std::string, std::string>> templates;
+  for (const auto& [key, value] : file.metadata()) {
+    if (key != first && !key.starts_with(first + ".")) continue;
+    std::string text = file.text(key);
+    if (const auto offset = find_invalid_utf8(text)) {
+      throw std::runtime_error(file.where() + ": '" + key + "': not UTF-8: byte " + std::to_string(*offset) + " of " +
+                               std::to_string(text.size()) + " does not start a valid character; the file is damaged");
+    }
+    templates.emplace_back(key == first ? "default" : key.substr(first.size() + 1), std::move(text));
+  }
+  return templates;
+}
+
 std::string with_marks_for_spaces(std::string_view token) {
   std::string marked;
   marked.reserve(token.size());

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace pare::runtime {
@@ -27,6 +28,14 @@ struct GgufVocabulary {
 
 // Throws std::runtime_error if a key is missing or of the wrong type.
 GgufVocabulary read_gguf_vocabulary(const GgufFile& file);
+
+// Returns the special tokens that the file names by ids of its vocabulary: their names in tokenizer_config.json, as
+// bos_token, and their contents. Throws what GgufFile::texts and integer throw.
+std::vector<std::pair<std::string, std::string>> gguf_special_tokens(const GgufFile& file);
+
+// Returns the file's templates of conversations: name, text. That of tokenizer.chat_template is called default. Others
+// have their name after that key and a point. Throws std::runtime_error for one that is no text in UTF-8.
+std::vector<std::pair<std::string, std::string>> gguf_chat_templates(const GgufFile& file);
 
 // Returns the token with SentencePiece's U+2581 in place of every space.
 std::string with_marks_for_spaces(std::string_view token);

@@ -122,7 +122,9 @@ void refuse_other_tokenizer(const std::filesystem::path& directory) {
 
 Tokenizer Tokenizer::open(const std::filesystem::path& path) {
   if (path.extension() == ".gguf") {
-    Tokenizer tokenizer = parse(make_tokenizer_json(read_gguf_vocabulary(GgufFile::open(path))), path.string());
+    const GgufFile file = GgufFile::open(path);
+    Tokenizer tokenizer = parse(make_tokenizer_json(read_gguf_vocabulary(file)), path.string());
+    tokenizer.state_->parts.special_tokens = gguf_special_tokens(file);
     tokenizer.state_->opened_from = path;
     return tokenizer;
   }
@@ -137,6 +139,10 @@ Tokenizer Tokenizer::open(const std::filesystem::path& path) {
   tokenizer.state_->index(file.string());
   tokenizer.state_->opened_from = path;
   return tokenizer;
+}
+
+const std::vector<std::pair<std::string, std::string>>& Tokenizer::special_tokens() const {
+  return state_->parts.special_tokens;
 }
 
 const std::filesystem::path& Tokenizer::source() const {

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace pare::runtime {
@@ -38,6 +39,9 @@ class Tokenizer {
   int64_t vocabulary_size() const;  // added tokens included
   std::optional<int32_t> token_id(std::string_view token) const;
   std::optional<int32_t> bos_token() const;  // the id that the post-processor puts first, if any
+  // The special tokens that have names, which templates of conversations call them by (bos_token, image_token): name,
+  // content. None for a parsed one.
+  const std::vector<std::pair<std::string, std::string>>& special_tokens() const;
   // Where it was opened: beside it the model's other files lie. Empty for a parsed one.
   const std::filesystem::path& source() const;
 

@@ -352,17 +352,20 @@ bool has_byte_level(const json& part) {
 
 }  // namespace
 
-const TokenizerClass* tokenizer_class_of(const json& config, const json& model_config, const json& file) {
+const TokenizerClass* named_tokenizer_class(const json& config, const json& model_config) {
   const std::string name = class_name(config, model_config);
   const auto found = std::find_if(classes().begin(), classes().end(),
                                   [&](const TokenizerClass& candidate) { return candidate.name == name; });
-  if (found == classes().end() || !file.is_object() || !file.contains("model")) return nullptr;
+  return found == classes().end() ? nullptr : &*found;
+}
+
+bool fits(const TokenizerClass& of_class, const json& file) {
+  if (!file.is_object() || !file.contains("model")) return false;
   const json& model = file["model"];
   std::string model_name = text_or_empty(model, "type");
   if (model_name.empty() && model.is_object()) model_name = model.contains("merges") ? "BPE" : "";
   const bool bytes = file.contains("pre_tokenizer") && has_byte_level(file["pre_tokenizer"]);
-  const bool fits = model_name == found->model && bytes == found->byte_level && model.contains("vocab");
-  return fits ? &*found : nullptr;
+  return model_name == of_class.model && bytes == of_class.byte_level && model.contains("vocab");
 }
 
 }  // namespace pare::runtime

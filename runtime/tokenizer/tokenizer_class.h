@@ -37,11 +37,11 @@ struct TokenizerClass {
 };
 
 // Returns the class that AutoTokenizer takes for a folder with these files, null if it reads the tokenizer.json as it
-// is. `config` is tokenizer_config.json and `model_config` config.json, each {} if it is missing. A file of another
-// model than the class's (a vocabulary of bytes under LlamaTokenizer, say) is read as it is, where transformers would
-// give ids that no model was trained with.
-const TokenizerClass* tokenizer_class_of(const nlohmann::json& config, const nlohmann::json& model_config,
-                                         const nlohmann::json& file);
+// is. `config` is tokenizer_config.json and `model_config` config.json, each {} if it is missing.
+const TokenizerClass* named_tokenizer_class(const nlohmann::json& config, const nlohmann::json& model_config);
+// True if the tokenizer.json holds the class's model. A file of another one (a vocabulary of bytes under
+// LlamaTokenizer, say) is to be read as it is, where transformers would give ids that no model was trained with.
+bool fits(const TokenizerClass& of_class, const nlohmann::json& file);
 
 // A row of the table of make_tokenizer_class_table.py: what AutoTokenizer takes for a model_type.
 struct ModelTypeClass {

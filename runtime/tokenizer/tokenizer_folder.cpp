@@ -88,15 +88,15 @@ struct NamedTokens {
     by_id[id] = token;
     by_content[token.content] = token;
   }
-  std::vector<NamedToken> all_named() const {
-    std::vector<NamedToken> tokens;
+  List all_named() const {
+    List tokens;
     for (const char* key : kNamedTokens) {
       const auto found = named.find(key);
-      if (found != named.end() && found->second) tokens.push_back(*found->second);
+      if (found != named.end() && found->second) tokens.emplace_back(key, *found->second);
     }
     List others = of_the_map;
     for (const auto& [name, token] : of_the_model) set(others, name, token);
-    for (const auto& [name, token] : others) tokens.push_back(token);
+    tokens.insert(tokens.end(), others.begin(), others.end());
     return tokens;
   }
 };
@@ -126,25 +126,27 @@ std::vector<std::string> keys_in_order(const std::filesystem::path& path, const 
   const json& object = inner == nullptr ? file.content : file.content[inner];
   for (const auto& [key, value] : object.items()) keys.push_back(key);
   if (keys.size() < 2) return keys;
-  try {
-    const auto in_order = parse_ordered_json(read_text_file(path), file.where);
-    keys.clear();
-    for (const auto& [key, value] : (inner == nullptr ? in_order : in_order[inner]).items()) keys.push_back(key);
-  } catch (const BadJson&) {  // a U+0000, which the ordered form refuses: no order that matters
-  }
+  const auto in_order = parse_ordered_json(read_text_file(path), file.where, Nul::allowed);
+  keys.clear();
+  for (const auto& [key, value] : (inner == nullptr ? in_order : in_order[inner]).items()) keys.push_back(key);
   return keys;
+}
+
+// Reads an object {name: token}.
+void read_tokens_of_model(const std::filesystem::path& path, const JsonFile& file, const char* key,
+                          NamedTokens& tokens) {
+  const JsonNode node = file.node().at(key);
+  if (!node.value().is_object()) node.fail("an object");
+  for (const std::string& name : keys_in_order(path, file, key)) {
+    NamedTokens::set(tokens.of_the_model, name, parse_named_token(node.at(name)));
+  }
 }
 
 // Reads extra_special_tokens, a list or an object {name: token}.
 void read_extra(const std::filesystem::path& path, const JsonFile& file, const char* key, NamedTokens& tokens) {
   const JsonNode node = file.node().at(key);
   tokens.extra.reset();
-  if (node.value().is_object()) {
-    for (const std::string& name : keys_in_order(path, file, key)) {
-      NamedTokens::set(tokens.of_the_model, name, parse_named_token(node.at(name)));
-    }
-    return;
-  }
+  if (node.value().is_object()) return read_tokens_of_model(path, file, key, tokens);
   tokens.extra.emplace();
   for (const JsonNode& item : node.items()) tokens.extra->push_back(parse_named_token(item));
 }
@@ -166,6 +168,9 @@ void read_config_tokens(const std::filesystem::path& path, const JsonFile& confi
     if (node.has(key)) read_extra(path, config, key, tokens);
     break;
   }
+  // transformers writes its own list over this one if it found any such token.
+  constexpr const char* kOfModel = "model_specific_special_tokens";
+  if (tokens.of_the_model.empty() && node.has(kOfModel)) read_tokens_of_model(path, config, kOfModel, tokens);
 }
 
 void read_special_tokens_map(const std::filesystem::path& path, const JsonFile& map, NamedTokens& tokens) {
@@ -298,14 +303,14 @@ void add_named_tokens(const NamedTokens& tokens, TokenizerParts& parts) {
   for (const auto& [id, token] : tokens.by_id) to_add.push_back(token);
   for (const NamedToken& token : to_add) known.insert(token.content);
   std::set<std::string> named;
-  for (const NamedToken& token : tokens.all_named()) named.insert(token.content);
+  for (const auto& [name, token] : tokens.all_named()) named.insert(token.content);
   const auto add_new = [&](const NamedToken& token) {
     const bool listed = std::any_of(to_add.begin(), to_add.end(), [&](const NamedToken& other) {
       return other.is_string == token.is_string && other.added() == token.added();
     });
     if (!known.contains(token.content) && !listed) to_add.push_back(token);
   };
-  for (const NamedToken& token : tokens.all_named()) add_new(token);
+  for (const auto& [name, token] : tokens.all_named()) add_new(token);
   if (tokens.extra) {
     for (const NamedToken& token : *tokens.extra) add_new(token);
   }
@@ -329,7 +334,7 @@ void add_again(AddAgain how, const NamedTokens& tokens, TokenizerParts& parts) {
     token.special = true;
     added.push_back(token.added());
   };
-  for (const NamedToken& token : tokens.all_named()) add(token);
+  for (const auto& [name, token] : tokens.all_named()) add(token);
   if (tokens.extra) {
     for (const NamedToken& token : *tokens.extra) add(token);
   }
@@ -383,11 +388,16 @@ TokenizerParts read_tokenizer_folder(const std::filesystem::path& path) {
       token = known->second;
     }
   }
-  const TokenizerClass* of_class = tokenizer_class_of(config.content, model_config.content, file.content);
+  const TokenizerClass* of_class = named_tokenizer_class(config.content, model_config.content);
+  NamedTokens all = tokens;
+  if (of_class != nullptr) add_class_tokens(*of_class, config.content, all);
+  SpecialTokens special_tokens;
+  for (const auto& [name, token] : all.all_named()) special_tokens.emplace_back(name, token.content);
+  if (of_class != nullptr && !fits(*of_class, file.content)) of_class = nullptr;
   const bool has_post_processor =
       file.content.is_object() && file.content.contains("post_processor") && !file.content["post_processor"].is_null();
   if (of_class != nullptr) {
-    add_class_tokens(*of_class, config.content, tokens);
+    tokens = std::move(all);
     const auto unk = tokens.named.find("unk_token");
     of_class->build(config.content, unk != tokens.named.end() && unk->second ? unk->second->content : "", file.content);
     file.content["added_tokens"] = json::array();
@@ -396,6 +406,7 @@ TokenizerParts read_tokenizer_folder(const std::filesystem::path& path) {
   add_named_tokens(tokens, parts);
   if (of_class != nullptr && of_class->adds_again != AddAgain::no) add_again(of_class->adds_again, tokens, parts);
   if (of_class != nullptr) set_around_text(*of_class, tokens, has_post_processor, parts);
+  parts.special_tokens = std::move(special_tokens);
   parts.split_special_tokens = config.node().flag("split_special_tokens", false);
   return parts;
 }

@@ -13,6 +13,8 @@ namespace pare::runtime {
 //   - Tokens named in tokenizer_config.json (added_tokens_decoder, *_token, extra_special_tokens and its older name
 //     additional_special_tokens) are added, with their flags. The two other files count where there is no
 //     added_tokens_decoder.
+//   - The special tokens that have names are `special_tokens_map`: those of the class are among them, also where its
+//     model is another one than the tokenizer.json's.
 //   - add_bos_token and add_eos_token are ignored: the post-processor stands in the tokenizer.json.
 // Throws std::runtime_error as parse_tokenizer_json does, and for wrong types in those files.
 TokenizerParts read_tokenizer_folder(const std::filesystem::path& file);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/system/json_text.h"
@@ -22,6 +23,9 @@ struct PostProcessor {
   std::vector<int32_t> before, after;
 };
 
+// The special tokens that have names, such as bos_token: name, content.
+using SpecialTokens = std::vector<std::pair<std::string, std::string>>;
+
 struct TokenizerParts {
   std::unique_ptr<TokenModel> model;
   AddedVocabulary added;
@@ -30,6 +34,7 @@ struct TokenizerParts {
   PreTokenizer pre_tokenizer;
   PostProcessor post_processor;
   Decoder decoder;
+  SpecialTokens special_tokens;  // of the files beside a tokenizer.json, which itself names none
 };
 
 // Throws std::runtime_error (`where`, the place in the file) for text that is not JSON and for wrong types. Throws it,

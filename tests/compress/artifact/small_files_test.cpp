@@ -94,12 +94,16 @@ TEST_F(SmallFilesOfAModel, ThoseOfTheListAreCopiedAndOthersNamed) {
     fs::create_directory(model_ / folder);
     write_text(model_ / folder / "config.json", "{}");
   }
+  fs::create_directory(model_ / "additional_chat_templates");
+  write_text(model_ / "additional_chat_templates" / "tool_use.jinja", "t");
+  write_text(model_ / "additional_chat_templates" / "notes.txt", "n");
   write_recipe("  - rtn: {bits: 8, group_size: -1}\n", "strict: true\n");
   const Outcome outcome = run_pare(command());
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   std::set<std::string> expected = whole_;
   expected.insert(copied.begin(), copied.end());
   expected.insert("1_Pooling/config.json");
+  expected.insert("additional_chat_templates/tool_use.jinja");
   EXPECT_EQ(output(), expected);
   EXPECT_NE(outcome.err.find("plan: not copied from the model's folder: diary.txt, my_tokenizer.json, onnx/, "
                              "pytorch_model.bin, quantize_config.json\n"),

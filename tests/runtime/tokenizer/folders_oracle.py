@@ -3,8 +3,9 @@
 tokenizer_folder_test.cpp.
 
     folders_oracle.py COUNT SEED OUT     writes OUT/0, OUT/1 ... and OUT/expected.json, an array with an entry each:
-                                         {"texts": [...], "ids": [[...]], "text": [...], "plain": [...]}
-                                         (plain: without special tokens); null where transformers refuses the folder
+                                         {"texts": [...], "ids": [[...]], "text": [...], "plain": [...],
+                                         "special": {name: token}} (plain: without special tokens; special: those
+                                         with names); null where transformers refuses the folder
 """
 import json
 import os
@@ -177,6 +178,9 @@ class Maker:
                             "split_special_tokens": [True, False]}.items():
             if rng.random() < 0.25:
                 config[key] = rng.choice(values)
+        if rng.random() < 0.2:
+            config["model_specific_special_tokens"] = {f"{n}_token": self.named(rng.choice(names))
+                                                       for n in ("boi", "image")}
         return config
 
     def folder(self, folder):
@@ -216,6 +220,7 @@ def main():
                 "class": type(tokenizer).__name__, "texts": texts, "ids": ids,
                 "plain": [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts],
                 "text": [backend.decode(row, skip_special_tokens=True) for row in ids],
+                "special": tokenizer.special_tokens_map,
             })
         except BaseException as error:  # the package's panics are no Exceptions
             print(number, repr(error)[:200], file=sys.stderr)

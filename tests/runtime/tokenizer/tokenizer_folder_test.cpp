@@ -31,6 +31,9 @@ TEST(TokenizerFolder, EqualsTransformersOnFoldersMadeAtRandom) {
     SCOPED_TRACE(std::to_string(i) + ", class " + expected[i]["class"].get<std::string>() +
                  ", tokenizer_config.json: " + read_text_file(made / "tokenizer_config.json"));
     const Tokenizer tokenizer = Tokenizer::open(made);
+    json special = json::object();
+    for (const auto& [name, content] : tokenizer.special_tokens()) special[name] = content;
+    ASSERT_EQ(special, expected[i]["special"]);
     for (size_t t = 0; t < expected[i]["texts"].size(); ++t) {
       const std::string text = expected[i]["texts"][t];
       const auto ids = expected[i]["ids"][t].get<std::vector<int32_t>>();
