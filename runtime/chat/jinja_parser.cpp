@@ -117,7 +117,7 @@ class StatementParser : private JinjaExpressionParser {
     --num_loops_;
     const bool has_else = take().text == "else";
     expect_block_end();
-    // What a recursive loop does without items runs in the call of `loop`, where no loop around it can be left.
+    // A recursive loop's call of `loop` runs this part where no loop around it can be left.
     if (has_else) loop->otherwise = loop->is_recursive ? parse_function_body("endfor") : parse_body_to("endfor");
     return loop;
   }
