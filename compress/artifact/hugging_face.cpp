@@ -59,6 +59,16 @@ bool are_own(const std::vector<runtime::StoredModule>& modules) {
          });
 }
 
+// Returns the regular expression of a name.
+std::string escaped(const std::string& name) {
+  std::string expression;
+  for (const char c : name) {
+    const bool is_plain = c == '_' || (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+    expression += is_plain ? std::string{c} : std::string{'\\', c};
+  }
+  return expression;
+}
+
 // Returns config.json: the source's, with a quantization_config of the modules that are in a container. The parts of a
 // whole model beside its text part are left alone, by patterns: programs differ in what stands before their names.
 std::string config_of(const runtime::Checkpoint& source, std::vector<runtime::StoredModule> modules,
@@ -70,7 +80,7 @@ std::string config_of(const runtime::Checkpoint& source, std::vector<runtime::St
     const auto module = std::ranges::find(modules, head, &runtime::StoredModule::name);
     if (module != modules.end()) modules.push_back({kHead, module->scheme, module->is_linear});
   }
-  for (const std::string& part : source.other_parts()) unquantized.push_back("re:^(model\\.)?" + part + "\\b");
+  for (const std::string& part : source.other_parts()) unquantized.push_back("re:^(model\\.)?" + escaped(part) + "\\b");
   Json config = runtime::parse_ordered_json(source.config_json(), (source.directory() / "config.json").string());
   if (!modules.empty()) {
     config["quantization_config"] =

@@ -227,11 +227,11 @@ void check_evaluations(const Recipe& recipe, const runtime::Checkpoint& checkpoi
       checkpoint.is_encoder() ? runtime::EvaluatedKind::encoder : runtime::EvaluatedKind::decoder;
   std::vector<std::string> right;
   for (const runtime::EvaluationRow* row : runtime::evaluation_rows()) {
-    if (row->kind != kind) continue;
+    if (row->kind != kind && row->kind != runtime::EvaluatedKind::either) continue;
     right.push_back("'" + std::string(row->key) + ": {" + std::string(row->data_key) + ": FILE}'");
   }
   for (const EvaluationRecipe& item : recipe.evaluate) {
-    if (item.row->kind == kind) continue;
+    if (item.row->kind == kind || item.row->kind == runtime::EvaluatedKind::either) continue;
     refuse_recipe("evaluate: '" + checkpoint.directory().string() + "': " + std::string(item.row->key) + " is for " +
                   std::string(runtime::name_of(item.row->kind)) + "s, and this is a model of the kind " +
                   std::string(runtime::name_of(kind)) + ": use " + runtime::listed(right, "or"));

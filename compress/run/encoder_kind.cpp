@@ -20,7 +20,8 @@ class EncoderKind : public ModelKind {
   // model's number of tokens; and the data of the evaluations.
   RunData read_data(const Recipe& recipe, const RunPlan& plan) const override {
     RunData data;
-    const runtime::Pooling pooling = runtime::read_pooling(checkpoint_.directory(), checkpoint_.encoder());
+    const runtime::Pooling pooling =
+        runtime::read_pooling(checkpoint_.directory(), checkpoint_.encoder().context_length);
     runtime::EvaluationSource source(checkpoint_, nullptr, data.events);
     const runtime::Tokenizer& tokenizer = *source.tokenizer();
     if (plan.needs_calibration) {

@@ -116,13 +116,15 @@ const EvaluationRow& asked_evaluation(const Arguments& arguments) {
   if (found == rows.end()) {
     std::vector<std::string> names;
     for (const EvaluationRow* row : rows) {
-      names.push_back(data_option(*row) + " FILE" + (row->kind == EvaluatedKind::encoder ? " (for an encoder)" : ""));
+      names.push_back(data_option(*row) + " FILE" +
+                      (row->kind == EvaluatedKind::decoder ? "" : " (for a model of embeddings)"));
     }
     throw WrongUsage("missing option: expected one of " + listed(names, "and"));
   }
   const EvaluationRow& chosen = **found;
   const auto measures = [](const EvaluationRow& row) {
-    return data_option(row) + " measures " + std::string(row.subject) + " (" + std::string(name_of(row.kind)) + "s)";
+    return data_option(row) + " measures " + std::string(row.subject) +
+           (row.kind == EvaluatedKind::either ? "" : " (" + std::string(name_of(row.kind)) + "s)");
   };
   const std::vector<OptionSpec> own = options_of(chosen), shared = shared_options();
   const auto is_asked = [&](const std::string& name) {
@@ -145,6 +147,7 @@ const EvaluationRow& asked_evaluation(const Arguments& arguments) {
 
 // Throws std::invalid_argument for a model of another kind.
 void require_kind(const Checkpoint& checkpoint, EvaluatedKind kind) {
+  if (kind == EvaluatedKind::either) return;
   kind == EvaluatedKind::encoder ? void(checkpoint.encoder()) : void(checkpoint.description());
 }
 

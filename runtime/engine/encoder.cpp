@@ -281,8 +281,10 @@ void Encoder::embed(Texts texts, const Pooling& pooling, float* embeddings_ND,
     const TextBatch batch = make_batch(state.description, texts.subspan(first, num));
     state.run(batch);
     std::vector<Sequence> pooled = batch.sequences;
-    if (pooling.kind == Pooling::Kind::first_token) {
-      for (Sequence& sequence : pooled) sequence.num_rows = 1;
+    for (Sequence& sequence : pooled) {
+      if (pooling.kind == Pooling::Kind::mean) continue;
+      if (pooling.kind == Pooling::Kind::last_token) sequence.first_row += sequence.num_rows - 1;
+      sequence.num_rows = 1;
     }
     Arena& work = *state.arena;
     const Sequences sequences = Arena::staged(*state.backend, pooled, work.pooled_table);
@@ -290,14 +292,8 @@ void Encoder::embed(Texts texts, const Pooling& pooling, float* embeddings_ND,
     state.backend->download(work.means_ND.get(), std::span(embeddings_ND + static_cast<int64_t>(first) * width,
                                                            num * static_cast<size_t>(width)));
     for (size_t n = first; n < first + num; ++n) {
-      const std::span<float> embedding(embeddings_ND + static_cast<int64_t>(n) * width, static_cast<size_t>(width));
-      double sum = 0.0;
-      for (const float value : embedding) sum += static_cast<double>(value) * static_cast<double>(value);
-      if (!std::isfinite(sum) || sum <= 0.0) {
-        throw std::runtime_error("the embedding of text " + std::to_string(n) +
-                                 " is not finite or is 0: the weights are damaged or the model overflows float32");
-      }
-      for (float& value : embedding) value = static_cast<float>(static_cast<double>(value) / std::sqrt(sum));
+      normalize_embedding({embeddings_ND + static_cast<int64_t>(n) * width, static_cast<size_t>(width)},
+                          static_cast<int64_t>(n));
     }
     if (progress) progress(static_cast<int64_t>(first + num), static_cast<int64_t>(texts.size()));
   }

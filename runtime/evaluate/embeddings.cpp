@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "runtime/engine/decoder_embeddings.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
@@ -59,9 +60,9 @@ std::vector<double> average_ranks(std::span<const double> values) {
 
 class Embeddings {
  public:
-  Embeddings(Encoder& model, const TextPairs& data, const Pooling& pooling,
+  Embeddings(const EmbeddingModel& model, const TextPairs& data, const Pooling& pooling,
              const std::function<void(int64_t, int64_t)>& progress)
-      : width_(static_cast<size_t>(model.description().hidden_size)), values_ND_(data.texts.size() * width_) {
+      : width_(static_cast<size_t>(model.width)), values_ND_(data.texts.size() * width_) {
     model.embed(data.texts, pooling, values_ND_.data(), progress);
   }
   std::span<const float> of(size_t text) const { return std::span(values_ND_).subspan(text * width_, width_); }
@@ -93,32 +94,62 @@ void check_scores(const TextPairs& data) {
       "with");
 }
 
+// Both are of either kind of model.
+int64_t context_length(const Checkpoint& checkpoint) {
+  return checkpoint.is_encoder() ? checkpoint.encoder().context_length : checkpoint.description().context_length;
+}
+int64_t hidden_size(const Checkpoint& checkpoint) {
+  return checkpoint.is_encoder() ? checkpoint.encoder().hidden_size : checkpoint.description().hidden_size;
+}
+
+// Throws std::invalid_argument for a decoder whose makers do not say how its states become an embedding.
+Pooling pooling_of(const Checkpoint& checkpoint) {
+  const Pooling pooling = read_pooling(checkpoint.directory(), context_length(checkpoint));
+  if (pooling.is_stated || checkpoint.is_encoder()) return pooling;
+  throw std::invalid_argument("'" + checkpoint.directory().string() +
+                              "' is a decoder without 1_Pooling/config.json, which says how its states become an "
+                              "embedding: it is no model of embeddings, or that folder was not copied with it");
+}
+
 class EmbeddingsMeasurement : public Measurement {
  public:
-  EmbeddingsMeasurement(TextPairs data, const Pooling& pooling, const EncoderDescription& model, bool reference)
-      : data_(std::move(data)),
-        pooling_(pooling),
-        num_rows_(std::max(Encoder::kBatchRows, model.context_length)),
-        reference_(reference) {}
+  EmbeddingsMeasurement(TextPairs data, const Pooling& pooling, const Checkpoint& model, bool reference)
+      : data_(std::move(data)), pooling_(pooling), reference_(reference) {
+    int64_t longest = 0;
+    for (const std::vector<int32_t>& ids : data_.texts) {
+      num_tokens_ += static_cast<int64_t>(ids.size());
+      longest = std::max(longest, static_cast<int64_t>(ids.size()));
+    }
+    workload_ = model.is_encoder()
+                    ? DeviceWorkload{.num_rows = std::max(Encoder::kBatchRows, context_length(model))}
+                    : DeviceWorkload{.num_rows = std::max(Transformer::kBatchRows, longest), .num_tokens = longest};
+  }
 
   EvaluationExtent extent() const override {
-    EvaluationExtent extent = {.reference = reference_,
-                               .num_texts = static_cast<int64_t>(data_.texts.size()),
-                               .workload = {.num_rows = num_rows_}};
-    for (const std::vector<int32_t>& ids : data_.texts) extent.num_tokens += static_cast<int64_t>(ids.size());
-    return extent;
+    return {.reference = reference_,
+            .num_texts = static_cast<int64_t>(data_.texts.size()),
+            .num_tokens = num_tokens_,
+            .workload = workload_};
   }
 
   std::unique_ptr<EvaluationResult> run(EvaluatedModels& models, Progress& progress) const override {
-    Encoder* const reference = reference_ ? &models.reference_encoder() : nullptr;
-    return std::make_unique<EmbeddingEvaluation>(
-        evaluate_embeddings(models.encoder(), reference, data_, pooling_, stage_of(progress, "evaluate", "texts")));
+    const bool are_encoders = models.are_encoders();
+    std::optional<EmbeddingModel> reference;
+    if (reference_) {
+      reference = are_encoders ? EmbeddingModel::of(models.reference_encoder())
+                               : EmbeddingModel::of(models.reference_decoder());
+    }
+    const EmbeddingModel model =
+        are_encoders ? EmbeddingModel::of(models.encoder()) : EmbeddingModel::of(models.decoder());
+    return std::make_unique<EmbeddingEvaluation>(evaluate_embeddings(
+        model, reference ? &*reference : nullptr, data_, pooling_, stage_of(progress, "evaluate", "texts")));
   }
 
  private:
   TextPairs data_;
   Pooling pooling_;
-  int64_t num_rows_;
+  int64_t num_tokens_ = 0;
+  DeviceWorkload workload_;
   bool reference_;
 };
 
@@ -205,18 +236,19 @@ double cosine_similarity(std::span<const float> a, std::span<const float> b) {
 }
 
 void check_comparable(const Checkpoint& model, const Checkpoint& reference, const TextPairs& data) {
-  const Pooling own = read_pooling(model.directory(), model.encoder());
-  const Pooling other = read_pooling(reference.directory(), reference.encoder());
+  const Pooling own = pooling_of(model);
+  const Pooling other = pooling_of(reference);
   const auto fail = [&](const std::string& what) {
     throw std::invalid_argument("'" + reference.directory().string() + "' and '" + model.directory().string() +
                                 "' cannot be compared: " + what);
   };
+  if (model.is_encoder() != reference.is_encoder()) fail("one is a decoder and one an encoder");
   if (own.kind != other.kind || own.max_tokens != other.max_tokens) {
     fail("their embeddings are a " + other.label() + " and a " + own.label());
   }
-  if (model.encoder().hidden_size != reference.encoder().hidden_size) {
-    fail("their embeddings have " + std::to_string(reference.encoder().hidden_size) + " and " +
-         std::to_string(model.encoder().hidden_size) + " values");
+  if (hidden_size(model) != hidden_size(reference)) {
+    fail("their embeddings have " + std::to_string(hidden_size(reference)) + " and " +
+         std::to_string(hidden_size(model)) + " values");
   }
   const Tokenizer tokenizer = Tokenizer::open(reference.directory());
   for (size_t n = 0; n < data.texts.size(); ++n) {
@@ -226,10 +258,23 @@ void check_comparable(const Checkpoint& model, const Checkpoint& reference, cons
   }
 }
 
-EmbeddingEvaluation evaluate_embeddings(Encoder& model, Encoder* reference, const TextPairs& data,
-                                        const Pooling& pooling, const std::function<void(int64_t, int64_t)>& progress) {
+EmbeddingModel EmbeddingModel::of(Encoder& model) {
+  return {.width = model.description().hidden_size,
+          .backend = &model.backend(),
+          .embed = [&model](auto&&... arguments) { model.embed(arguments...); }};
+}
+
+EmbeddingModel EmbeddingModel::of(Transformer& model) {
+  return {.width = model.description().hidden_size,
+          .backend = &model.backend(),
+          .embed = [&model](auto&&... arguments) { embed_with_decoder(model, arguments...); }};
+}
+
+EmbeddingEvaluation evaluate_embeddings(const EmbeddingModel& model, const EmbeddingModel* reference,
+                                        const TextPairs& data, const Pooling& pooling,
+                                        const std::function<void(int64_t, int64_t)>& progress) {
   if (reference == nullptr) check_scores(data);
-  if (reference != nullptr && &reference->backend() != &model.backend()) {
+  if (reference != nullptr && reference->backend != model.backend) {
     throw std::invalid_argument("the model and its reference must be loaded on the same backend");
   }
   MemorySampler memory;
@@ -314,25 +359,25 @@ void EmbeddingsOptions::fields(FieldVisitor& visit) {
 
 std::string EmbeddingsOptions::help(std::string_view key) const {
   if (key != "pairs") return "";
-  return "measure the embeddings of an encoder on this .tsv, which has two texts and perhaps a score on each line: "
+  return "measure the embeddings of a model on this .tsv, which has two texts and perhaps a score on each line: "
          "compare them with --reference (cosine similarity, rank correlation) and with the scores";
 }
 
 std::unique_ptr<Measurement> EmbeddingsOptions::read(EvaluationSource& source) const {
-  const Pooling pooling = read_pooling(source.model.directory(), source.model.encoder());
+  const Pooling pooling = pooling_of(source.model);
   TextPairs pairs = read_text_pairs(data, *source.tokenizer(), pooling.max_tokens);
   if (!reference) check_scores(pairs);
   if (source.other != nullptr) check_comparable(source.model, *source.other, pairs);
-  return std::make_unique<EmbeddingsMeasurement>(std::move(pairs), pooling, source.model.encoder(), reference);
+  return std::make_unique<EmbeddingsMeasurement>(std::move(pairs), pooling, source.model, reference);
 }
 
 EvaluationRow embeddings_row() {
   return {.key = "embeddings",
           .data_key = "pairs",
           .option = "pairs",
-          .kind = EvaluatedKind::encoder,
+          .kind = EvaluatedKind::either,
           .subject = "embeddings of pairs of texts",
-          .meaning = "This measures an encoder's embeddings on pairs of texts.",
+          .meaning = "This measures embeddings of pairs of texts, by an encoder or a decoder that is made for it.",
           .make_options = [] { return std::make_unique<EmbeddingsOptions>(); },
           .gates = {{.name = "cosine",
                      .is_least = true,

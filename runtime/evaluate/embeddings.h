@@ -1,4 +1,4 @@
-// Measures how far an encoder's embeddings are from a reference's: their cosine similarity text by text, and whether
+// Measures how far a model's embeddings are from a reference's: their cosine similarity text by text, and whether
 // both order pairs of texts alike.
 #pragma once
 
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "runtime/engine/encoder.h"
+#include "runtime/engine/transformer.h"
 #include "runtime/evaluate/evaluation.h"
 #include "runtime/evaluate/perplexity.h"
 #include "runtime/tokenizer/tokenizer.h"
@@ -62,10 +63,23 @@ struct EmbeddingEvaluation : EvaluationResult {
 // from the same tokens of the file's texts.
 void check_comparable(const Checkpoint& model, const Checkpoint& reference, const TextPairs& data);
 
+// A model that makes embeddings, of either kind.
+struct EmbeddingModel {
+  int64_t width = 0;  // D
+  const Backend* backend = nullptr;
+  // As Encoder::embed.
+  std::function<void(std::span<const std::vector<int32_t>> texts, const Pooling& pooling, float* embeddings_ND,
+                     const std::function<void(int64_t, int64_t)>& progress)>
+      embed;
+  // Both refer to the model, which must outlive this.
+  static EmbeddingModel of(Encoder& model);
+  static EmbeddingModel of(Transformer& model);
+};
+
 // `reference` may be null if there are gold scores; both models share a backend (else std::invalid_argument). Throws
-// what Encoder::embed throws. `progress` (texts done, texts, of all models) may be empty.
-EmbeddingEvaluation evaluate_embeddings(Encoder& model, Encoder* reference, const TextPairs& data,
-                                        const Pooling& pooling,
+// what `embed` throws. `progress` (texts done, texts, of all models) may be empty.
+EmbeddingEvaluation evaluate_embeddings(const EmbeddingModel& model, const EmbeddingModel* reference,
+                                        const TextPairs& data, const Pooling& pooling,
                                         const std::function<void(int64_t, int64_t)>& progress = {});
 
 class EmbeddingsOptions : public EvaluationOptionsOf<EmbeddingsOptions> {

@@ -49,6 +49,7 @@ class EvaluatedModels {
   Transformer& reference_decoder();
   Encoder& encoder();
   Encoder& reference_encoder();
+  bool are_encoders() const { return model_.is_encoder(); }
   // The measurement does not need the model any more. It is dropped unless others follow.
   void release_model();
 
@@ -150,10 +151,11 @@ struct Gate {
   std::string_view meaning;
 };
 
-enum class EvaluatedKind { decoder, encoder };
+enum class EvaluatedKind { decoder, encoder, either };
 inline std::span<const EnumName<EvaluatedKind>> enum_names(EvaluatedKind) {
   static constexpr EnumName<EvaluatedKind> kNames[] = {{EvaluatedKind::decoder, "decoder"},
-                                                       {EvaluatedKind::encoder, "encoder"}};
+                                                       {EvaluatedKind::encoder, "encoder"},
+                                                       {EvaluatedKind::either, "decoder or encoder"}};
   return kNames;
 }
 

@@ -160,14 +160,14 @@ void Config::describe_mixture() {
 void Config::describe_windows() {
   const WindowTraits& rule = family_.windows;
   if (rule.layers == WindowLayers::none || rule.layers == WindowLayers::from_a_layer_on) return;
-  const bool may_lack_window = rule.layers == WindowLayers::all || family_.rotation.only_in_windows;
+  const bool may_lack_window = rule.layers == WindowLayers::all || family_.rotation.all_without_windows;
   const bool is_absent =
       !has("attention.sliding_window") || file_.integer(key_of(family_, "attention.sliding_window")) == 0;
   const bool has_window = !is_absent || !may_lack_window;
   config_["sliding_window"] = has_window ? Json(size("attention.sliding_window")) : Json();
   if (rule.layers != WindowLayers::but_every_nth) return;
 
-  config_["sliding_window_pattern"] = rule.default_layer;
+  set(rule.pattern_key, rule.default_layer, config_);
   const std::string pattern_key = key_of(family_, "attention.sliding_window_pattern");
   std::vector<bool> slides;
   for (int64_t b = 1; b <= sizes_.num_blocks; ++b) slides.push_back(has_window && b % rule.default_layer != 0);

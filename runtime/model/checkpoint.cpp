@@ -469,6 +469,7 @@ const ModelDescription& Checkpoint::description() const {
   return state_->description;
 }
 const GenerationConfig& Checkpoint::generation() const {
+  if (!state_->generation.complaint.empty()) throw std::invalid_argument(state_->generation.complaint);
   return state_->generation;
 }
 const EncoderDescription& Checkpoint::encoder() const {
@@ -526,7 +527,7 @@ std::string Checkpoint::written_name(const std::string& tensor) const {
 }
 
 std::vector<std::string> Checkpoint::other_parts() const {
-  std::set<std::string> parts;
+  std::set<std::string> parts, of_text;
   if (is_encoder() || !state_->description.is_text_part) return {};
   const ModelDescription& model = state_->description;
   const ModuleNames own = module_names(model);
@@ -534,10 +535,14 @@ std::vector<std::string> Checkpoint::other_parts() const {
     const auto is_in = [&name = name](const std::string& module) { return name.starts_with(module + "."); };
     const bool is_text = is_in(own.head) ||
                          std::ranges::any_of(own.children, [&](const auto& child) { return is_in(own.base + child); });
-    if (is_text) continue;
-    const std::string_view below = name.starts_with("model.") ? std::string_view(name).substr(6) : name;
-    parts.emplace(below.substr(0, below.find('.')));
+    const std::string stored = state_->stored_names.stored(name);
+    for (const std::string& full : {name, stored}) {
+      const std::string_view below = full.starts_with("model.") ? std::string_view(full).substr(6) : full;
+      (is_text ? of_text : parts).emplace(below.substr(0, below.find('.')));
+    }
   }
+  // A tensor beside the text part's own may lie under its name (rotary_emb.inv_freq of older files).
+  for (const std::string& part : of_text) parts.erase(part);
   return {parts.begin(), parts.end()};
 }
 

@@ -34,7 +34,8 @@ class Checkpoint {
   // A checkpoint holds a decoder or an encoder. Asking for the other one's description throws std::invalid_argument.
   bool is_encoder() const;
   const ModelDescription& description() const;
-  const GenerationConfig& generation() const;  // of a decoder; an encoder's has nothing
+  // Returns a decoder's; an encoder's has nothing. Throws std::invalid_argument for a complaint.
+  const GenerationConfig& generation() const;
   const EncoderDescription& encoder() const;
   const std::string& config_json() const;  // the file's text, with the model's own names (own_config.h)
   // True if config.json has a quantization_config, of one of container_formats().

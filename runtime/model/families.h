@@ -17,15 +17,16 @@ enum class WindowLayers {
   none,             // every layer sees all earlier tokens
   all,              // every layer slides, where the file has a window; layer_types may not say otherwise
   as_listed,        // layer_types says which; without it every layer slides, where the file has a window
-  but_every_nth,    // each sliding_window_pattern-th layer sees all
+  but_every_nth,    // each n-th layer sees all, by pattern_key
   from_a_layer_on,  // those from max_window_layers on slide
 };
 
 struct WindowTraits {
   WindowLayers layers = WindowLayers::none;
   int64_t default_size = 4096;  // sliding_window of a file without the key; 0: none
-  int64_t default_layer = 0;    // sliding_window_pattern or max_window_layers of a file without the key
+  int64_t default_layer = 0;    // which pattern_key or max_window_layers gives, of a file without the key
   bool has_switch = false;      // without use_sliding_window: true there is no window
+  std::string_view pattern_key = {};
 };
 
 // Names of modules. `base` stands before all but the head's (in a text part, the whole model's base does), `blocks`
@@ -55,8 +56,10 @@ struct RotationTraits {
   std::string_view layers_key = {};                            // a list with 0 for each layer that is not rotated
   std::string_view interval_key = {};                          // without the list, each such layer is not
   int64_t default_interval = 0;
-  bool only_in_windows = false;      // layers without a window are not rotated
-  bool all_without_windows = false;  // but in a file that has none, all are
+  bool only_in_windows = false;          // layers without a window are not rotated
+  bool all_without_windows = false;      // but in a file that has none, all are
+  bool only_longrope = false;            // the one scaling; "yarn" is an older name of it
+  int64_t default_original_context = 0;  // original_max_position_embeddings of a file without the key; 0: the scaling's
 };
 
 // Keys of factors. Where a key is missing its factor is 1, except that the last two are refused without theirs.

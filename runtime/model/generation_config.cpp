@@ -2,6 +2,7 @@
 
 #include <array>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
 #include "runtime/model/config_section.h"
 #include "runtime/system/atomic_file.h"
@@ -43,6 +44,7 @@ constexpr std::array kOtherOptions = {OtherOption{"repetition_penalty", 1.0, fal
                                       OtherOption{"epsilon_cutoff", 0.0, true},
                                       OtherOption{"eta_cutoff", 0.0, true}};
 
+// A number below 0 is no token's, and ends no text.
 std::vector<int32_t> end_tokens(const ConfigSection& file) {
   const Json* eos = file.find("eos_token_id");
   if (eos == nullptr) return {};
@@ -50,6 +52,7 @@ std::vector<int32_t> end_tokens(const ConfigSection& file) {
     return id.is_number_unsigned() && id.get<uint64_t>() <= static_cast<uint64_t>(kMostTokenId);
   };
   if (is_id(*eos)) return {eos->get<int32_t>()};
+  if (eos->is_number_integer() && !eos->is_number_unsigned()) return {};
   if (!eos->is_array() || eos->size() > kMostEndTokens) {
     file.fail("eos_token_id", "a token id or a short list of them");
   }
@@ -67,6 +70,20 @@ bool asks_for_something(const Json& value, const OtherOption& option) {
   return !value.empty();
 }
 
+// transformers takes whatever stands here where no tokens are drawn.
+void read_sampling(const ConfigSection& file, GenerationConfig& config) {
+  constexpr double kMostTemperature = 1e6;
+  config.samples = file.boolean_or("do_sample", false);
+  if (!config.samples) return;
+  const Json* temperature = file.find("temperature");
+  const bool is_greedy = temperature != nullptr && temperature->is_number() && temperature->get<double>() == 0.0;
+  config.samples = !is_greedy;
+  if (is_greedy) return;
+  config.temperature = file.number_or("temperature", config.temperature, 0.0, kMostTemperature);
+  config.top_k = file.integer_or("top_k", config.top_k, 0, kMaxVocabulary);
+  config.top_p = file.number_or("top_p", config.top_p, 0.0, 1.0);
+}
+
 }  // namespace
 
 GenerationConfig read_generation_config(const std::filesystem::path& directory) {
@@ -76,14 +93,11 @@ GenerationConfig read_generation_config(const std::filesystem::path& directory) 
   const Json json = parse_config(read_text_file(path), path.string());
   const ConfigSection file(json, path.string());
   config.eos_tokens = end_tokens(file);
-  // transformers checks these values whether tokens are drawn or not.
-  constexpr double kMostTemperature = 1e6;
-  const Json* temperature = file.find("temperature");
-  const bool is_greedy = temperature != nullptr && temperature->is_number() && temperature->get<double>() == 0.0;
-  if (!is_greedy) config.temperature = file.number_or("temperature", config.temperature, 0.0, kMostTemperature);
-  config.top_k = file.integer_or("top_k", config.top_k, 0, kMaxVocabulary);
-  config.top_p = file.number_or("top_p", config.top_p, 0.0, 1.0);
-  config.samples = file.boolean_or("do_sample", false) && !is_greedy;
+  try {
+    read_sampling(file, config);
+  } catch (const std::invalid_argument& error) {
+    config.complaint = error.what();
+  }
   for (const OtherOption& option : kOtherOptions) {
     const Json* value = file.find(option.key);
     if (value == nullptr || (option.draws && !config.samples) || !asks_for_something(*value, option)) continue;

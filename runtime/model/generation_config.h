@@ -23,10 +23,14 @@ struct GenerationConfig {
   // The file asks for these and pare does not do them, as "repetition_penalty 1.1". What concerns drawing alone stands
   // here only where tokens are drawn.
   std::vector<std::string> not_applied;
+  // This says what is wrong with a value that counts where tokens are drawn; empty: nothing. Nobody else needs it, so
+  // a model with such a file can be used for all else.
+  std::string complaint;
 };
 
 // Reads the file of a model's directory; without one, the result is as of an empty one. Throws std::invalid_argument
-// with the file, the key, what was expected and what was found, and std::runtime_error if it cannot be read.
+// with the file, the key, what was expected and what was found, and std::runtime_error if it cannot be read, but for
+// what `complaint` says.
 GenerationConfig read_generation_config(const std::filesystem::path& directory);
 
 // Returns lines that say what the file decides where tokens are drawn: the values named, as "temperature 0.6", and what

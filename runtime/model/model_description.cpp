@@ -103,7 +103,7 @@ std::vector<int64_t> sliding_windows(const ConfigSection& config, const DecoderF
                   "what sliding_window says for every layer (" + std::string(family.name) + " does not mix them)");
     }
   } else if (rule.layers == WindowLayers::but_every_nth && layer_types.empty()) {
-    const int64_t pattern = config.integer_or("sliding_window_pattern", rule.default_layer, 1, kMaxBlocks);
+    const int64_t pattern = config.integer_or(rule.pattern_key, rule.default_layer, 1, kMaxBlocks);
     for (size_t b = 0; b < is_sliding.size(); ++b) is_sliding[b] = (b + 1) % static_cast<size_t>(pattern) != 0;
   } else if (rule.layers == WindowLayers::from_a_layer_on) {
     const int64_t num_full = config.integer_or("max_window_layers", rule.default_layer, 0, kMaxTokens);

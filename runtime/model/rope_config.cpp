@@ -33,9 +33,14 @@ RopeDescription describe_yarn_rope(const ConfigSection& rope, double theta, int6
   scaling.factor =
       rope.number_or("factor", static_cast<double>(context_length) / original_context, 0.0, kMaxRopeFactor);
   scaling.attention_factor = yarn_temperature(scaling.factor, 1.0);
-  if (rope.has("mscale") && rope.has("mscale_all_dim")) {
-    scaling.attention_factor = yarn_temperature(scaling.factor, rope.number("mscale", 0.0, kMaxRopeFactor)) /
-                               yarn_temperature(scaling.factor, rope.number("mscale_all_dim", 0.0, kMaxRopeFactor));
+  // A 0 counts as absent.
+  const auto mscale = [&](std::string_view key) {
+    const Json* value = rope.find(key);
+    const bool is_given = value != nullptr && !(value->is_number() && value->get<double>() == 0.0);
+    return is_given ? rope.number(key, 0.0, kMaxRopeFactor) : 0.0;
+  };
+  if (const double own = mscale("mscale"), all_dim = mscale("mscale_all_dim"); own > 0.0 && all_dim > 0.0) {
+    scaling.attention_factor = yarn_temperature(scaling.factor, own) / yarn_temperature(scaling.factor, all_dim);
   }
   scaling.attention_factor = rope.number_or("attention_factor", scaling.attention_factor, 0.0, kMaxRopeFactor);
   scaling.beta_fast = rope.number_or("beta_fast", scaling.beta_fast, 0.0, kMaxRopeFactor);
@@ -116,27 +121,26 @@ RopeDescription describe_rope(const ConfigSection& rope, const ConfigSection& co
   const int64_t num_channels = rotated_channels(rope, config, traits, head_size);
   const std::string_view type_key = rope.has("rope_type") ? "rope_type" : "type";
   const std::string type = rope.string_or(type_key, "default");
-  const int64_t original_tokens = config.integer_or(
-      "original_max_position_embeddings",
-      rope.integer_or("original_max_position_embeddings", context_length, 1, kMaxTokens), 1, kMaxTokens);
+  const int64_t otherwise = traits.default_original_context > 0
+                                ? traits.default_original_context
+                                : rope.integer_or("original_max_position_embeddings", context_length, 1, kMaxTokens);
+  const int64_t original_tokens = config.integer_or("original_max_position_embeddings", otherwise, 1, kMaxTokens);
   const auto original_context = static_cast<double>(original_tokens);
-  const bool is_longrope = type == "longrope" || type == "su";
+  const bool is_longrope = type == "longrope" || type == "su" || (traits.only_longrope && type == "yarn");
+  if (traits.only_longrope && !is_longrope && type != "default") rope.fail(type_key, "default or longrope");
   if (!is_longrope && rope.has("long_factor")) {
     rope.fail(type_key, "longrope, since there is a long_factor");
   }
-  if (type != "default" && !is_longrope && num_channels != head_size) {
-    rope.fail(type_key, "default or longrope, since only a part of each head is rotated");
-  }
-
+  // Scalings are of the channels that are rotated.
   RopeDescription description;
-  if (type == "llama3") {
-    description = describe_llama3_rope(rope, theta, head_size, original_context);
-  } else if (type == "yarn") {
-    description = describe_yarn_rope(rope, theta, head_size, context_length, original_context);
-  } else if (is_longrope) {
+  if (is_longrope) {
     description = describe_longrope(rope, theta, num_channels, context_length, original_tokens);
+  } else if (type == "llama3") {
+    description = describe_llama3_rope(rope, theta, num_channels, original_context);
+  } else if (type == "yarn") {
+    description = describe_yarn_rope(rope, theta, num_channels, context_length, original_context);
   } else if (type == "linear") {
-    description = linear_rope(theta, head_size, static_cast<float>(rope.number("factor", 0.0, kMaxRopeFactor)));
+    description = linear_rope(theta, num_channels, static_cast<float>(rope.number("factor", 0.0, kMaxRopeFactor)));
   } else if (type == "default") {
     description = linear_rope(theta, num_channels, 1.0f);
   } else {
@@ -178,7 +182,15 @@ RopePair describe_ropes(const ConfigSection& config, const DecoderFamily& family
   const std::optional<ConfigSection> sliding = is_nested ? parameters->section("sliding_attention") : std::nullopt;
   const double local_theta =
       config.number_or(family.local_rope_key, family.default_local_rope_theta, 1.0, kMaxRopeTheta);
-  const ConfigSection& global_rope = scaling ? *scaling : full ? *full : nothing;
+  // rope_scaling of older files changes the set of the global layers, key by key.
+  Json global = full ? parameters->find("full_attention")->get<Json>() : Json{{"rope_type", "default"}};
+  if (scaling) {
+    if (scaling->has("type") && !scaling->has("rope_type")) {
+      scaling->fail("type", "the key rope_type instead (some releases of transformers ignore a scaling without it)");
+    }
+    global.update(*config.find("rope_scaling"));
+  }
+  const ConfigSection global_rope(global, config.where(), scaling ? "rope_scaling." : "rope_parameters.");
   return {describe_rope(global_rope, config, family.rotation, theta, head_size, context_length),
           describe_rope(sliding ? *sliding : nothing, config, family.rotation, local_theta, head_size, context_length)};
 }

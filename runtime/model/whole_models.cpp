@@ -50,6 +50,7 @@ constexpr std::array kWholeModels{
 // them. `read_as` is the family's model_type.
 struct TextType {
   std::string_view model_type, read_as, defaults;
+  bool has_windows = true;  // else its class ignores the keys of windows
 };
 
 constexpr std::array kTextTypes{
@@ -70,7 +71,8 @@ constexpr std::array kTextTypes{
     TextType{"qwen3_vl_text", "qwen3",
              R"({"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
                  "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128,
-                 "max_position_embeddings": 128000, "rope_theta": 5e5})"},
+                 "max_position_embeddings": 128000, "rope_theta": 5e5})",
+             /*has_windows=*/false},
 };
 
 const WholeModel* find_whole(const Json& config) {
@@ -122,6 +124,9 @@ std::optional<TextPart> find_text_part(const Json& config, const std::string& wh
   }
   own["model_type"] = row == kTextTypes.end() ? type : std::string(row->read_as);
   own.erase("architectures");  // names the text part's class, if anything
+  if (row != kTextTypes.end() && !row->has_windows) {
+    for (const char* key : {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}) own.erase(key);
+  }
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
     if (own.contains(key)) read_sections_as_one(own[key]);
   }

@@ -115,8 +115,12 @@ std::string Charsmap::apply(std::string_view text) const {
     while (end < text.size() && !ends_alone(end)) end += utf8_length(text[end]);
     if (end < text.size()) ++end;  // with the character that ends it: what stands before may take it in
     const std::string_view stretch = text.substr(at, end - at);
-    graphemes.for_each_match(
-        stretch, [&](size_t begin, size_t stop) { append_grapheme(stretch.substr(begin, stop - begin), out); });
+    // Each is searched in a text that begins with it: in a longer one PCRE2 looks back over all flags before it.
+    for (size_t begin = 0; begin < stretch.size();) {
+      const size_t size = graphemes.end_of_first_match(stretch.substr(begin));
+      append_grapheme(stretch.substr(begin, size), out);
+      begin += size;
+    }
     at = end;
   }
   return out;

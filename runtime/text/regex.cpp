@@ -3,6 +3,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <algorithm>
 #include <array>
 #include <stdexcept>
 
@@ -13,7 +14,9 @@ namespace pare::runtime {
 namespace {
 
 // A hostile file must not be able to hang the program: real expressions need a few steps per character of one word.
-constexpr uint32_t kMatchLimit = 1'000'000;    // backtracking steps per match
+// backtracking steps per match: of any text, and for each of its bytes. A long run of spaces takes one for each.
+constexpr uint32_t kMatchLimit = 1'000'000;
+constexpr uint32_t kMatchLimitPerByte = 2;
 constexpr uint32_t kHeapLimitKib = 20 * 1024;  // for the interpreter
 constexpr size_t kJitStackBytes = size_t{1} << 20;
 constexpr size_t kMaxPatternBytes = 16 * 1024;
@@ -32,7 +35,6 @@ class Scratch {
         context_(pcre2_match_context_create(nullptr)),
         stack_(pcre2_jit_stack_create(32 * 1024, kJitStackBytes, nullptr)) {
     if (data_ == nullptr || context_ == nullptr || stack_ == nullptr) throw std::bad_alloc();
-    pcre2_set_match_limit(context_, kMatchLimit);
     pcre2_set_heap_limit(context_, kHeapLimitKib);
     pcre2_jit_stack_assign(context_, nullptr, stack_);
   }
@@ -45,7 +47,11 @@ class Scratch {
   Scratch& operator=(const Scratch&) = delete;
 
   pcre2_match_data* data() { return data_; }
-  pcre2_match_context* context() { return context_; }
+  pcre2_match_context* context(size_t text_bytes) {
+    const auto of_text = kMatchLimitPerByte * std::min<uint64_t>(text_bytes, uint64_t{1} << 30);
+    pcre2_set_match_limit(context_, kMatchLimit + static_cast<uint32_t>(of_text));
+    return context_;
+  }
 
  private:
   pcre2_match_data* data_;
@@ -103,21 +109,27 @@ Regex::~Regex() = default;
 Regex::Regex(Regex&&) noexcept = default;
 Regex& Regex::operator=(Regex&&) noexcept = default;
 
-void Regex::for_each_match(std::string_view text, const std::function<void(size_t, size_t)>& found) const {
+std::optional<std::pair<size_t, size_t>> Regex::match(std::string_view text, size_t from) const {
   thread_local Scratch scratch;
+  const int rc = pcre2_match(compiled_->code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
+                             PCRE2_NO_UTF_CHECK, scratch.data(), scratch.context(text.size()));
+  if (rc == PCRE2_ERROR_NOMATCH) return std::nullopt;
+  if (rc < 0) {
+    throw std::runtime_error(compiled_->where + ": the regular expression '" + visible_line(compiled_->pattern) +
+                             "' cannot be matched at byte " + std::to_string(from) + " of a text of " +
+                             std::to_string(text.size()) + " bytes: " + pcre2_message(rc));
+  }
+  const PCRE2_SIZE* match = pcre2_get_ovector_pointer(scratch.data());
+  return std::pair<size_t, size_t>{match[0], match[1]};
+}
+
+void Regex::for_each_match(std::string_view text, const std::function<void(size_t, size_t)>& found) const {
   constexpr size_t kUnset = PCRE2_UNSET;
   size_t last_end = kUnset;
   for (size_t from = 0; from <= text.size();) {
-    const int rc = pcre2_match(compiled_->code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
-                               PCRE2_NO_UTF_CHECK, scratch.data(), scratch.context());
-    if (rc == PCRE2_ERROR_NOMATCH) return;
-    if (rc < 0) {
-      throw std::runtime_error(compiled_->where + ": the regular expression '" + visible_line(compiled_->pattern) +
-                               "' cannot be matched at byte " + std::to_string(from) + " of a text of " +
-                               std::to_string(text.size()) + " bytes: " + pcre2_message(rc));
-    }
-    const PCRE2_SIZE* match = pcre2_get_ovector_pointer(scratch.data());
-    const size_t begin = match[0], end = match[1];
+    const auto next = match(text, from);
+    if (!next) return;
+    const auto [begin, end] = *next;
     if (begin == end && end == last_end) {
       if (from == text.size()) return;
       from += utf8_length(text[from]);
@@ -126,6 +138,11 @@ void Regex::for_each_match(std::string_view text, const std::function<void(size_
     from = last_end = end;
     found(begin, end);
   }
+}
+
+size_t Regex::end_of_first_match(std::string_view text) const {
+  const auto first = match(text, 0);
+  return first ? first->second : 0;
 }
 
 }  // namespace pare::runtime

@@ -5,8 +5,10 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace pare::runtime {
 
@@ -31,9 +33,13 @@ class Regex {
   // does: an empty match directly after the last match is skipped. Throws std::runtime_error if a match needs more
   // steps or memory than is allowed. May be called from several threads.
   void for_each_match(std::string_view text, const std::function<void(size_t, size_t)>& found) const;
+  // Returns where the first match ends, or 0 if there is none. Throws as above.
+  size_t end_of_first_match(std::string_view text) const;
 
  private:
   Regex() = default;
+  // Returns begin and end of the next match, or nothing.
+  std::optional<std::pair<size_t, size_t>> match(std::string_view text, size_t from) const;
   void compile(const std::string& translated);
   struct Compiled;
   std::unique_ptr<Compiled> compiled_;

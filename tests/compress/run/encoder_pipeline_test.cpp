@@ -266,7 +266,7 @@ TEST_F(EncoderPipeline, MiniLmEmbedsAsTransformersDoes) {
   write_text(folder_ / "texts.json", json.dump());
   const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 2);
   Encoder encoder = Encoder::load(Checkpoint::open(model), *backend);
-  const Pooling pooling = read_pooling(model, encoder.description());
+  const Pooling pooling = read_pooling(model, encoder.description().context_length);
   EXPECT_TRUE(pooling.is_stated);
   EXPECT_EQ(pooling.max_tokens, 256);
   std::vector<float> ours(texts.size() * 384);

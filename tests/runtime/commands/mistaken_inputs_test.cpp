@@ -189,8 +189,8 @@ TEST_F(MistakenInputs, TwoThingsToMeasureAreOneTooMany) {
                   "instructions (decoders): "
                   "give one"});
   expect_failure("eval --pairs p.tsv --text t.txt" + rest, 2,
-                 {"--text measures perplexity on a text (decoders), and --pairs measures embeddings of pairs of texts "
-                  "(encoders)"});
+                 {"--text measures perplexity on a text (decoders), and --pairs measures embeddings of pairs of "
+                  "texts: give one"});
 }
 
 // The header of a .gguf is enough to read data for its model. On this disk there is room for the header's import alone.

@@ -77,9 +77,9 @@ TEST_F(NestedJson, InPoolingSettings) {
   EncoderDescription model;
   model.context_length = 8;
   write("1_Pooling/config.json");
-  refused<std::runtime_error>("1_Pooling/config.json", [&] { read_pooling(folder_.path(), model); });
+  refused<std::runtime_error>("1_Pooling/config.json", [&] { read_pooling(folder_.path(), model.context_length); });
   write("sentence_bert_config.json");
-  refused<std::runtime_error>("sentence_bert_config.json", [&] { read_pooling(folder_.path(), model); });
+  refused<std::runtime_error>("sentence_bert_config.json", [&] { read_pooling(folder_.path(), model.context_length); });
 }
 
 TEST_F(NestedJson, InTexts) {

@@ -117,7 +117,7 @@ TEST(Encoder, ImpossibleTextsAreRefused) {
 TEST(Encoder, PoolingIsReadFromTheFilesBesideTheModel) {
   const TemporaryFolder folder;
   const EncoderDescription model = Checkpoint::open(tiny_encoder_path()).encoder();
-  Pooling pooling = read_pooling(folder.path(), model);
+  Pooling pooling = read_pooling(folder.path(), model.context_length);
   EXPECT_TRUE(pooling.kind == Pooling::Kind::mean && !pooling.is_stated);
   EXPECT_EQ(pooling.max_tokens, 64);
   EXPECT_NE(pooling.label().find("assumed"), std::string::npos);
@@ -126,17 +126,18 @@ TEST(Encoder, PoolingIsReadFromTheFilesBesideTheModel) {
   const auto write = [&](const char* name, const char* text) { std::ofstream(folder.path() / name) << text; };
   write("sentence_bert_config.json", R"({"max_seq_length": 32})");
   write("1_Pooling/config.json", R"({"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": false})");
-  pooling = read_pooling(folder.path(), model);
+  pooling = read_pooling(folder.path(), model.context_length);
   EXPECT_TRUE(pooling.kind == Pooling::Kind::mean && pooling.is_stated);
   EXPECT_EQ(pooling.max_tokens, 32);
   write("1_Pooling/config.json", R"({"pooling_mode_cls_token": true})");
-  EXPECT_TRUE(read_pooling(folder.path(), model).kind == Pooling::Kind::first_token);
+  EXPECT_TRUE(read_pooling(folder.path(), model.context_length).kind == Pooling::Kind::first_token);
   write("1_Pooling/config.json", R"({"pooling_mode_max_tokens": true})");
-  expect_error<std::runtime_error>([&] { read_pooling(folder.path(), model); }, {"pooling_mode_max_tokens"});
+  expect_error<std::runtime_error>([&] { read_pooling(folder.path(), model.context_length); },
+                                   {"pooling_mode_max_tokens"});
   write("sentence_bert_config.json", R"({"max_seq_length": 0})");
-  expect_error<std::runtime_error>([&] { read_pooling(folder.path(), model); }, {"max_seq_length"});
+  expect_error<std::runtime_error>([&] { read_pooling(folder.path(), model.context_length); }, {"max_seq_length"});
   write("sentence_bert_config.json", "[");
-  expect_error<std::runtime_error>([&] { read_pooling(folder.path(), model); }, {"not valid JSON"});
+  expect_error<std::runtime_error>([&] { read_pooling(folder.path(), model.context_length); }, {"not valid JSON"});
 }
 
 TEST(EncoderDescription, IsReadFromTheConfig) {

@@ -47,6 +47,31 @@ TEST_P(WholeModel, TextsGiveTheLogitsOfTransformers) {
   }
 }
 
+// Files that older releases saved hold such buffers. What lies under the text part's name is no part beside it. Else
+// all of the text part would be taken for unquantized.
+TEST_P(WholeModel, ATensorBesideTheLayersIsNoOtherPart) {
+  const SafetensorsFile file = SafetensorsFile::open(golden_ / "model.safetensors");
+  const std::vector<std::string> expected = Checkpoint::open(golden_).other_parts();
+  EXPECT_FALSE(expected.empty());
+  const std::string own = Checkpoint::open(golden_).description().base;
+  for (const std::string base : {"model.language_model.", "language_model.model."}) {
+    SCOPED_TRACE(base);
+    TemporaryFolder folder;
+    std::vector<StreamedTensor> tensors;
+    for (const auto& [name, tensor] : file.tensors()) {
+      const std::string renamed = name.starts_with(own) ? base + name.substr(own.size()) : name;
+      tensors.push_back(
+          {renamed, tensor.dtype, tensor.shape, [data = tensor.data](const ByteSink& sink) { sink(data); }});
+    }
+    const std::vector<std::byte> values(8);
+    tensors.push_back(
+        {base + "rotary_emb.inv_freq", DType::F32, {2}, [&values](const ByteSink& sink) { sink(values); }});
+    write_safetensors(folder.path() / "model.safetensors", std::move(tensors));
+    fs::copy_file(golden_ / "config.json", folder.path() / "config.json");
+    EXPECT_EQ(Checkpoint::open(folder.path()).other_parts(), expected);
+  }
+}
+
 // Programs and their releases save the text part under different prefixes. None of them is another model.
 TEST_P(WholeModel, EveryPrefixOfTheTextPartIsRead) {
   const SafetensorsFile file = SafetensorsFile::open(golden_ / "model.safetensors");

@@ -16,6 +16,13 @@ namespace pare {
 using namespace runtime;
 namespace {
 
+EmbeddingEvaluation evaluate(Encoder& model, Encoder* reference, const TextPairs& data) {
+  const EmbeddingModel own = EmbeddingModel::of(model);
+  if (reference == nullptr) return evaluate_embeddings(own, nullptr, data, {});
+  const EmbeddingModel other = EmbeddingModel::of(*reference);
+  return evaluate_embeddings(own, &other, data, {});
+}
+
 using Values = std::vector<double>;
 
 // Without ties, Spearman's coefficient is 1 - 6 sum d^2 / (n (n^2 - 1)).
@@ -111,7 +118,7 @@ TEST_F(TextPairsFile, AnEncoderAgreesWithItself) {
   Encoder model = Encoder::load(checkpoint, *backend), reference = Encoder::load(checkpoint, *backend);
   const TextPairs data = read("the cat\tthe dog\t3\nthe dog\tthe mat\t1\na house\tthe house\t2\n");
   check_comparable(checkpoint, checkpoint, data);
-  const EmbeddingEvaluation result = evaluate_embeddings(model, &reference, data, {});
+  const EmbeddingEvaluation result = evaluate(model, &reference, data);
   EXPECT_NEAR(result.cosine->value, 1.0, 1e-12);
   EXPECT_NEAR(result.cosine_min, 1.0, 1e-12);
   EXPECT_EQ(*result.rank_correlation, 1.0);
@@ -122,7 +129,7 @@ TEST_F(TextPairsFile, AnEncoderAgreesWithItself) {
                           "reference_gold_correlation", "pairs", "texts", "seconds"}) {
     EXPECT_TRUE(json.contains(key)) << key;
   }
-  const EmbeddingEvaluation alone = evaluate_embeddings(model, nullptr, data, {});
+  const EmbeddingEvaluation alone = evaluate(model, nullptr, data);
   EXPECT_FALSE(alone.cosine.has_value());
   EXPECT_EQ(*alone.gold_correlation, *result.gold_correlation);
 }
@@ -132,7 +139,7 @@ TEST_F(TextPairsFile, EqualSimilaritiesHaveNoRankCorrelation) {
   const Checkpoint checkpoint = Checkpoint::open(tiny_encoder_path());
   Encoder model = Encoder::load(checkpoint, *backend), reference = Encoder::load(checkpoint, *backend);
   const TextPairs data = read("the cat\tthe dog\t1\nthe cat\tthe dog\t2\n");
-  const EmbeddingEvaluation result = evaluate_embeddings(model, &reference, data, {});
+  const EmbeddingEvaluation result = evaluate(model, &reference, data);
   const auto json = nlohmann::json::parse(result.to_json());
   for (const char* key : {"rank_correlation", "gold_correlation", "reference_gold_correlation"}) {
     EXPECT_TRUE(json.at(key).is_null()) << key;
@@ -156,7 +163,7 @@ TEST_F(TextPairsFile, FiguresEqualThoseOfTheGoldenEmbeddings) {
     }
   }
   data.gold = expected;
-  EXPECT_GT(*evaluate_embeddings(model, nullptr, data, {}).gold_correlation, 0.9999);
+  EXPECT_GT(*evaluate(model, nullptr, data).gold_correlation, 0.9999);
 }
 
 TEST_F(TextPairsFile, WithoutReferenceAndScoresThereIsNothingToCompare) {
@@ -164,8 +171,8 @@ TEST_F(TextPairsFile, WithoutReferenceAndScoresThereIsNothingToCompare) {
   const Checkpoint checkpoint = Checkpoint::open(tiny_encoder_path());
   Encoder model = Encoder::load(checkpoint, *backend), reference = Encoder::load(checkpoint, *other);
   const TextPairs data = read("a\tb\nc\td\n");
-  expect_error<std::invalid_argument>([&] { evaluate_embeddings(model, nullptr, data, {}); }, {"nothing to compare"});
-  expect_error<std::invalid_argument>([&] { evaluate_embeddings(model, &reference, data, {}); }, {"same backend"});
+  expect_error<std::invalid_argument>([&] { evaluate(model, nullptr, data); }, {"nothing to compare"});
+  expect_error<std::invalid_argument>([&] { evaluate(model, &reference, data); }, {"same backend"});
 }
 
 }  // namespace

@@ -71,13 +71,27 @@ TEST(GenerationConfig, DamagedFilesAreRefusedWithTheKey) {
     expect_error<std::invalid_argument>([&] { read(text); }, parts);
   };
   refused("[]", {"generation_config.json", "object"});
-  refused(R"({"eos_token_id": -1})", {"generation_config.json", "eos_token_id", "a token id", "-1"});
+  refused(R"({"eos_token_id": "</s>"})", {"generation_config.json", "eos_token_id", "a token id", "</s>"});
   refused(R"({"eos_token_id": [1, "2"]})", {"eos_token_id"});
-  refused(R"({"temperature": "hot"})", {"temperature"});
-  refused(R"({"temperature": -1})", {"temperature"});
-  refused(R"({"top_k": 1.5})", {"top_k"});
-  refused(R"({"top_p": 1.5})", {"top_p"});
-  refused(R"({"do_sample": "yes"})", {"do_sample"});
+}
+
+// transformers 5.17 loads models with all of these, and minds what concerns drawing only where tokens are drawn.
+TEST(GenerationConfig, ValuesOfDrawingAreMindedWhereTokensAreDrawn) {
+  EXPECT_TRUE(read(R"({"eos_token_id": -1})").eos_tokens.empty());
+  for (const std::string value :
+       {R"("temperature": "hot")", R"("temperature": -1)", R"("top_k": -1)", R"("top_k": 1.5)", R"("top_p": 1.5)"}) {
+    EXPECT_EQ(read("{" + value + "}").complaint, "");
+    const std::string complaint = read(R"({"do_sample": true, )" + value + "}").complaint;
+    EXPECT_NE(complaint.find("generation_config.json"), std::string::npos) << complaint;
+    EXPECT_NE(complaint.find(value.substr(1, 5)), std::string::npos) << complaint;
+  }
+  EXPECT_NE(read(R"({"do_sample": "yes"})").complaint.find("do_sample"), std::string::npos);
+
+  const TemporaryFolder folder;
+  std::filesystem::copy(std::filesystem::path(kSourceFolder) / "calibration_data/stories260k", folder.path() / "m");
+  write_file_atomically(folder.path() / "m" / kGenerationConfigName, R"({"do_sample": true, "top_k": -1})");
+  const Checkpoint checkpoint = Checkpoint::open(folder.path() / "m");
+  expect_error<std::invalid_argument>([&] { checkpoint.generation(); }, {"generation_config.json", "top_k", "-1"});
 }
 
 TEST(GenerationConfig, ItsEndTokensReplaceThoseOfTheConfig) {

@@ -114,6 +114,14 @@ TEST(Regex, ConstructsOfAnotherMeaningAreRefusedByName) {
   expect_error<std::runtime_error>([] { Regex("", "file"); }, {"0 bytes"});
 }
 
+// The longest run of spaces that one step for each may end in: of Llama 3's expression, `\\s*[\\r\\n]+` tries each.
+TEST(Regex, LongRunsEndInAMatch) {
+  const std::string spaces(3'000'000, ' ');
+  size_t end = 0;
+  Regex(R"(\s*[\r\n]+|\s+(?!\S)|\s+)", "llama3").for_each_match(spaces, [&](size_t, size_t to) { end = to; });
+  EXPECT_EQ(end, spaces.size());
+}
+
 TEST(Regex, RunawayMatchesEndInAnError) {
   const std::string text(50000, 'a');
   for (const std::string pattern : {"(a+)+[bc]", "(a|aa)+[bc]", "(?:a?a?){40}[bc]"}) {

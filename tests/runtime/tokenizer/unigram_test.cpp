@@ -244,5 +244,13 @@ TEST(Unigram, LongTextsAreLinear) {
   EXPECT_EQ(tokenizer.decode(tokenizer.encode(text, false), false), text);
 }
 
+// 200,000 regional indicators without an end: two of them are one grapheme.
+TEST(Unigram, RunsOfFlagsAreLinear) {
+  const Charsmap map(charsmap({{"b", "a"}}), "t");
+  std::string text;
+  for (int i = 0; i < 100'000; ++i) text += "\U0001F1E9\U0001F1EA";
+  EXPECT_EQ(map.apply(text + "b"), text + "a");
+}
+
 }  // namespace
 }  // namespace pare
