@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <stdexcept>
+#include <utility>
 
 #include "compress/artifact/small_files.h"
 #include "runtime/containers/container_table.h"
@@ -87,7 +88,9 @@ std::string config_of(const runtime::Checkpoint& source, std::vector<runtime::St
         runtime::parse_ordered_json(runtime::container_config_json(modules, unquantized), "quantization_config");
   }
   const std::string text = runtime::json_text(config, 2) + "\n";
-  return !modules.empty() && are_own(modules) ? runtime::config_for_pare_alone(text, "config.json") : text;
+  const bool has_place = source.is_encoder() || !source.description().stores_transposed;
+  return !modules.empty() && (are_own(modules) || !has_place) ? runtime::config_for_pare_alone(text, "config.json")
+                                                              : text;
 }
 
 // Returns what was stored as `record` says, from the weights that a reader of `directory` got.
@@ -125,6 +128,19 @@ bool is_second_copy(const runtime::Checkpoint& source, const std::string& tensor
 
 runtime::StreamedTensor view_tensor(const std::string& name, const runtime::TensorView& view) {
   return {name, view.dtype, view.shape, [data = view.data](const runtime::ByteSink& sink) { sink(data); }};
+}
+
+void give_stored_form(const runtime::Checkpoint& source, runtime::StreamedTensor& tensor) {
+  if (source.is_written_transposed(tensor.name, tensor.dtype)) {
+    tensor.produce = [produce = std::move(tensor.produce), dtype = tensor.dtype,
+                      shape = tensor.shape](const runtime::ByteSink& sink) {
+      std::vector<std::byte> bytes;
+      produce([&](std::span<const std::byte> part) { bytes.insert(bytes.end(), part.begin(), part.end()); });
+      sink(runtime::transposed({dtype, shape, bytes}));
+    };
+    std::swap(tensor.shape[0], tensor.shape[1]);
+  }
+  tensor.name = source.written_name(tensor.name);
 }
 
 void write_weight_files(std::vector<runtime::StreamedTensor> tensors, const fs::path& directory) {
@@ -187,7 +203,7 @@ void assemble_hugging_face(const Parts& parts, const runtime::Checkpoint& source
   for (const runtime::SafetensorsFile& file : files) {
     for (const auto& [name, view] : file.tensors()) tensors.push_back(view_tensor(name, view));
   }
-  for (runtime::StreamedTensor& tensor : tensors) tensor.name = source.written_name(tensor.name);
+  for (runtime::StreamedTensor& tensor : tensors) give_stored_form(source, tensor);
   write_weight_files(std::move(tensors), directory);
 }
 

@@ -17,6 +17,9 @@ namespace pare::compress {
 bool is_second_copy(const runtime::Checkpoint& source, const std::string& tensor);
 // Returns a tensor as it lies in its file, under `name`. The view's data must live until it is written.
 runtime::StreamedTensor view_tensor(const std::string& name, const runtime::TensorView& view);
+// Gives a tensor the name and the order of elements that a result made from `source` stores.
+void give_stored_form(const runtime::Checkpoint& source, runtime::StreamedTensor& tensor);
+
 // Writes model.safetensors, or shards of up to 4 GiB in the given order with their index. Throws what write_safetensors
 // throws.
 void write_weight_files(std::vector<runtime::StreamedTensor> tensors, const std::filesystem::path& directory);

@@ -143,6 +143,12 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const runtime::Mod
         "that other programs know";
     for (Judgement* const engine : {&transformers, &vllm, &converter}) engine->against.add(reason);
   }
+  if (model.stores_transposed && !schemes.empty()) {
+    const std::string reason =
+        "its own files hold weights transposed, where other programs have no place for codes, so config.json names no "
+        "model that they know";
+    for (Judgement* const engine : {&transformers, &vllm, &converter}) engine->against.add(reason);
+  }
   return {{"pare", true, {}}, transformers.verdict(), vllm.verdict(), converter.verdict()};
 }
 

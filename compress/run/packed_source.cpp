@@ -99,7 +99,7 @@ void unpack_source(const runtime::Checkpoint& checkpoint, const fs::path& direct
     const bool is_part = packed.contains(name.substr(0, name.rfind('.'))) && !name.ends_with(".bias");
     if (!is_part) tensors.push_back(view_tensor(name, checkpoint.tensor(name)));
   }
-  for (runtime::StreamedTensor& tensor : tensors) tensor.name = checkpoint.written_name(tensor.name);
+  for (runtime::StreamedTensor& tensor : tensors) give_stored_form(checkpoint, tensor);
   write_weight_files(std::move(tensors), directory);
   checkpoint.check_unchanged();
 }

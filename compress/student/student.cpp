@@ -338,6 +338,7 @@ void make_student(const runtime::Checkpoint& teacher, const StudentOptions& aske
   int64_t num_written = 0;
   const std::function<void()> written = [&] { progress.update(++num_written); };
   std::vector<runtime::StreamedTensor> tensors = stream_tensors(teacher, channels, changes, written);
+  for (runtime::StreamedTensor& tensor : tensors) give_stored_form(teacher, tensor);
   progress.begin("student", static_cast<int64_t>(tensors.size()), "tensors");
   write_weight_files(std::move(tensors), directory);
   progress.finish();

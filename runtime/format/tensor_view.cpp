@@ -89,4 +89,25 @@ int64_t first_not_finite(const TensorView& tensor) {
   }
 }
 
+std::vector<std::byte> transposed(const TensorView& matrix) {
+  if (matrix.shape.size() != 2) {
+    throw std::invalid_argument("transposed: expected a matrix, found the shape " + shape_text(matrix.shape));
+  }
+  constexpr int64_t kTile = 32;  // rows and columns at a time, so that both sides stay in the cache
+  const int64_t num_rows = matrix.shape[0], num_columns = matrix.shape[1];
+  const size_t size = dtype_size_bytes(matrix.dtype);
+  std::vector<std::byte> bytes(matrix.data.size());
+  for (int64_t row = 0; row < num_rows; row += kTile) {
+    for (int64_t column = 0; column < num_columns; column += kTile) {
+      for (int64_t r = row; r < std::min(row + kTile, num_rows); ++r) {
+        for (int64_t c = column; c < std::min(column + kTile, num_columns); ++c) {
+          std::memcpy(bytes.data() + static_cast<size_t>(c * num_rows + r) * size,
+                      matrix.data.data() + static_cast<size_t>(r * num_columns + c) * size, size);
+        }
+      }
+    }
+  }
+  return bytes;
+}
+
 }  // namespace pare::runtime

@@ -33,6 +33,9 @@ std::span<const uint8_t> code_bytes(const TensorView& tensor);
 // std::invalid_argument for another type.
 int64_t first_not_finite(const TensorView& tensor);
 
+// Returns the bytes of a matrix [R, C] as those of [C, R]. Throws std::invalid_argument for other tensors.
+std::vector<std::byte> transposed(const TensorView& matrix);
+
 // A tensor that a writer has made.
 struct OwnedTensor {
   std::string name;

@@ -82,6 +82,8 @@ struct Checkpoint::State {
   StoredNames stored_names;
   std::map<std::string, Entry> tensors;  // by the description's names
   std::deque<TensorView> expert_views;   // `tensors` points to these if a file holds all experts in one tensor
+  std::deque<std::vector<std::byte>> transposed_bytes;  // of weights that the files hold as [I, O]
+  std::deque<TensorView> transposed_views;              // `tensors` points to these then, without a file
 
   [[noreturn]] void fail_missing(const std::string& name) const;
   [[noreturn]] void fail(const std::string& name, const std::string& what) const {
@@ -123,6 +125,7 @@ struct Checkpoint::State {
   void describe(DType dtype_if_absent);
   void split_fused_experts();
   void split_tensor(const std::string& fused, std::span<const std::vector<LinearDescription>> parts);
+  void transpose_linears();
   void check_all() const;
   void check_encoder() const;
   void check_tied_head() const;
@@ -290,6 +293,22 @@ void Checkpoint::State::split_tensor(const std::string& fused, std::span<const s
   tensors.erase(fused);
 }
 
+// Weights in floats only: codes lie as their container has them, since no other program has a container for such a
+// model.
+void Checkpoint::State::transpose_linears() {
+  if (encoder || !description.stores_transposed) return;
+  for (const LinearDescription& linear : block_linears(description)) {
+    throw_if_interrupted();
+    const auto entry = tensors.find(linear.name + ".weight");
+    if (entry == tensors.end() || !is_float_dtype(entry->second.view->dtype)) continue;
+    const TensorView& stored = dense_tensor(entry->first, {linear.num_in, linear.num_out});
+    transposed_bytes.push_back(transposed(stored));
+    transposed_views.push_back({stored.dtype, {linear.num_out, linear.num_in}, transposed_bytes.back()});
+    entry->second.file->file().drop(stored.data);
+    entry->second = {&transposed_views.back(), nullptr, entry->second.path};
+  }
+}
+
 const TensorView& Checkpoint::State::dense_tensor(const std::string& name, const std::vector<int64_t>& shape) const {
   const TensorView* view = find(name);
   if (view == nullptr) fail_missing(name);
@@ -447,6 +466,7 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
   if (norm != nullptr && is_float_dtype(norm->dtype)) state.describe(norm->dtype);
   if (!state.generation.eos_tokens.empty()) state.description.stop_tokens = state.generation.eos_tokens;
   state.settle_head();
+  state.transpose_linears();
   if (state.encoder) {
     state.check_encoder();
   } else {
@@ -524,6 +544,12 @@ const TensorView& Checkpoint::tensor(const std::string& name) const {
 std::string Checkpoint::written_name(const std::string& tensor) const {
   const bool is_part = !is_encoder() && state_->description.is_text_part;
   return is_part ? state_->stored_names.stored(tensor) : tensor;
+}
+
+bool Checkpoint::is_written_transposed(const std::string& tensor, DType dtype) const {
+  if (is_encoder() || !state_->description.stores_transposed || !is_float_dtype(dtype)) return false;
+  return std::ranges::any_of(block_linears(state_->description),
+                             [&](const LinearDescription& linear) { return tensor == linear.name + ".weight"; });
 }
 
 std::vector<std::string> Checkpoint::other_parts() const {
@@ -625,7 +651,8 @@ void Checkpoint::check_values() const {
 void Checkpoint::drop_pages(const LinearDescription& linear) const {
   const auto drop = [&](const std::string& name) {
     const auto entry = state_->tensors.find(name);
-    if (entry != state_->tensors.end()) entry->second.file->file().drop(entry->second.view->data);
+    if (entry == state_->tensors.end() || entry->second.file == nullptr) return;
+    entry->second.file->file().drop(entry->second.view->data);
   };
   drop(linear.name + ".bias");
   drop(linear.name + ".weight");

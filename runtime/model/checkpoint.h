@@ -52,6 +52,9 @@ class Checkpoint {
   // names, whatever those of the files are (stored_names.h), and results have them too. The text part of a whole model
   // keeps its names, since programs know the whole by them.
   std::string written_name(const std::string& tensor) const;
+  // Returns whether a result stores this tensor, in floats, as [I, O] (ModelDescription::stores_transposed). Here it is
+  // [O, I], whatever the files hold.
+  bool is_written_transposed(const std::string& tensor, DType dtype) const;
   // Returns the modules of a whole model beside its text part, without a "model." before them: "vision_tower". Empty
   // for other models.
   std::vector<std::string> other_parts() const;

@@ -294,7 +294,7 @@ constexpr std::array kFamilies{
                               .down = "fc2",
                               .positions = "decoder.embed_positions"},
                   .tied_by_default = true,
-                  .feed_forward_size_key = "ffn_dim",
+                  .sizes = {.feed_forward = "ffn_dim"},
                   .may_lack_kv_heads = true,
                   .activation_key = "activation_function",
                   .default_activation = "relu",
@@ -314,6 +314,42 @@ constexpr std::array kFamilies{
                             FixedKey{.key = "layer_norm_elementwise_affine", .value = true, .otherwise = true},
                             FixedKey{.key = "_remove_final_layer_norm"}},
                   .width_key = "word_embed_proj_dim"},
+    DecoderFamily{
+        .name = "gpt2",
+        .model_type = "gpt2",
+        .architecture = "GPT2LMHeadModel",
+        .modules = {.base = "transformer.",
+                    .embedding = "wte",
+                    .blocks = "h.",
+                    .final_norm = "ln_f",
+                    .attention = "attn.",
+                    .o = "c_proj",
+                    .up = "c_fc",
+                    .down = "c_proj",
+                    .positions = "wpe"},
+        .tied_by_default = true,
+        .sizes = {.hidden = "n_embd",
+                  .blocks = "n_layer",
+                  .heads = "n_head",
+                  .context = "n_positions",
+                  .feed_forward = "n_inner",
+                  .default_feed_forward = 4},
+        .may_lack_kv_heads = true,
+        .activation_key = "activation_function",
+        .default_activation = "gelu_new",
+        .norms = {.attention = "ln_1", .feed_forward = "ln_2"},
+        .centers_norms = true,
+        .has_norm_bias = true,
+        .epsilon_key = "layer_norm_epsilon",
+        .default_epsilon = 1e-5,
+        .default_attention_bias = true,
+        .default_feed_forward_bias = true,
+        .stacks = {.qkv = "c_attn"},
+        .stores_transposed = true,
+        .rotation = {.exists = false},
+        .is_gated = false,
+        .fixed = {FixedKey{.key = "scale_attn_weights", .value = true, .otherwise = true},
+                  FixedKey{.key = "scale_attn_by_inverse_layer_idx"}, FixedKey{.key = "add_cross_attention"}}},
     DecoderFamily{.name = "gpt_neox",
                   .model_type = "gpt_neox",
                   .architecture = "GPTNeoXForCausalLM",
@@ -380,6 +416,7 @@ constexpr std::string_view not_computed(const DecoderFamily& row) {
   if (has_output_norms && (row.centers_norms || row.is_parallel || !row.parallel_key.empty())) {
     return "a LayerNorm of outputs, or norms of the outputs of parallel halves";
   }
+  if (row.mixture && row.stores_transposed) return "transposed experts";
   if (row.has_head_norms && row.centers_norms) return "LayerNorms of heads";
   if (!row.parallel_key.empty() && row.norms.feed_forward.empty()) return "one norm where halves may not be parallel";
   if (row.mixture && (!row.is_gated || row.is_parallel || !row.parallel_key.empty())) {
@@ -498,7 +535,6 @@ std::string_view what_is_missing(std::string_view model_type) {
       {"minicpm3", kLatent},
       {"bloom", "scores that fall with the distance of tokens (ALiBi)"},
       {"mpt", "scores that fall with the distance of tokens (ALiBi)"},
-      {"gpt2", "weights that are stored transposed"},
       {"ministral3", "a factor of queries that grows with the position (llama_4_scaling_beta)"},
   };
   const auto found = std::ranges::find(kMissing, model_type, &std::pair<std::string_view, std::string_view>::first);

@@ -39,6 +39,13 @@ struct DecoderModules {
   std::string_view positions = {};  // a table of learned positions; "": none
 };
 
+// Keys of config.json.
+struct SizeKeys {
+  std::string_view hidden = "hidden_size", blocks = "num_hidden_layers", heads = "num_attention_heads";
+  std::string_view context = "max_position_embeddings", feed_forward = "intermediate_size";
+  int64_t default_feed_forward = 0;  // of a file without the key, in widths of the model; 0: it is refused
+};
+
 // A key whose value is computed only as it mostly is.
 struct FixedKey {
   std::string_view key = {};
@@ -105,7 +112,7 @@ struct DecoderFamily {
   std::string_view architecture;  // its class in `architectures`
   DecoderModules modules = {};
   bool tied_by_default = false;
-  std::string_view feed_forward_size_key = "intermediate_size";
+  SizeKeys sizes = {};
   bool may_lack_kv_heads = false;  // a file without num_key_value_heads has as many as heads, else it is refused
   bool needs_head_size = false;    // a file without head_dim is refused, else it is hidden_size / num_attention_heads
   std::string_view activation_key = "hidden_act", default_activation = "silu";
@@ -122,6 +129,7 @@ struct DecoderFamily {
   bool output_has_no_bias = false;        // attention_bias_key is of q, k and v alone
   std::string_view output_bias_key = {};  // of o, instead
   StackNames stacks = {};
+  bool stores_transposed = false;  // the weights of blocks' linears lie in files as [I, O]
   double default_rope_theta = 1e4;
   std::string_view local_rope_key = {};  // theta of the sliding layers, which have a rotation of their own
   double default_local_rope_theta = 1e4;

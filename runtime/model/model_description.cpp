@@ -27,9 +27,9 @@ constexpr double kMaxFactor = 1e6;
 constexpr size_t kMaxEosTokens = 1024;
 
 // Returns the class that such a model is saved as without its head, which is no loss where the embedding is the head:
-// "Qwen3Model" for "Qwen3ForCausalLM".
+// "Qwen3Model" for "Qwen3ForCausalLM", "GPT2Model" for "GPT2LMHeadModel".
 std::string class_without_head(std::string_view architecture) {
-  return std::string(architecture.substr(0, architecture.find("For"))) + "Model";
+  return std::string(architecture.substr(0, std::min(architecture.find("For"), architecture.find("LMHead")))) + "Model";
 }
 
 const DecoderFamily& find_family(const ConfigSection& config) {
@@ -123,9 +123,13 @@ std::vector<int64_t> sliding_windows(const ConfigSection& config, const DecoderF
 // --- The model -----------------------------------------------------------------------------------------------------
 
 void read_sizes(const ConfigSection& config, const DecoderFamily& family, ModelDescription& model) {
-  model.hidden_size = config.integer("hidden_size", 1, kMaxWidth);
-  model.feed_forward_size = config.integer(family.feed_forward_size_key, 1, kMaxFeedForward);
-  model.num_heads = config.integer("num_attention_heads", 1, kMaxHeads);
+  const SizeKeys& keys = family.sizes;
+  model.hidden_size = config.integer(keys.hidden, 1, kMaxWidth);
+  model.feed_forward_size =
+      keys.default_feed_forward == 0
+          ? config.integer(keys.feed_forward, 1, kMaxFeedForward)
+          : config.integer_or(keys.feed_forward, keys.default_feed_forward * model.hidden_size, 1, kMaxFeedForward);
+  model.num_heads = config.integer(keys.heads, 1, kMaxHeads);
   // Where the key is missing, transformers takes another number in most families.
   const bool may_lack_kv_heads = family.may_lack_kv_heads || config.is_null("num_key_value_heads");
   model.num_kv_heads = may_lack_kv_heads ? config.integer_or("num_key_value_heads", model.num_heads, 1, kMaxHeads)
@@ -137,13 +141,13 @@ void read_sizes(const ConfigSection& config, const DecoderFamily& family, ModelD
     model.head_size = config.integer("head_dim", 2, kMaxHeadSize);
   } else {
     if (model.hidden_size % model.num_heads != 0) {
-      config.fail("num_attention_heads",
-                  "a divisor of hidden_size (" + std::to_string(model.hidden_size) + "), or a key head_dim");
+      config.fail(keys.heads, "a divisor of " + std::string(keys.hidden) + " (" + std::to_string(model.hidden_size) +
+                                  "), or a key head_dim");
     }
     model.head_size = model.hidden_size / model.num_heads;
   }
   if (model.head_size % 2 != 0 || model.head_size > kMaxHeadSize) {
-    config.fail(config.has("head_dim") ? "head_dim" : "num_attention_heads",
+    config.fail(config.has("head_dim") ? "head_dim" : keys.heads,
                 "an even head size of at most " + std::to_string(kMaxHeadSize) + " (it is " +
                     std::to_string(model.head_size) + "), since rotary embeddings turn pairs");
   }
@@ -154,7 +158,7 @@ void read_sizes(const ConfigSection& config, const DecoderFamily& family, ModelD
     config.fail("num_key_value_heads", "as many as num_attention_heads (" + std::to_string(model.num_heads) + ")");
   }
   model.vocabulary_size = config.integer("vocab_size", 1, kMaxVocabulary);
-  model.context_length = config.integer("max_position_embeddings", 1, kMaxTokens);
+  model.context_length = config.integer(keys.context, 1, kMaxTokens);
 }
 
 void read_token_ids(const ConfigSection& config, ModelDescription& model) {
@@ -208,7 +212,7 @@ void read_factors(const ConfigSection& config, const DecoderFamily& family, Mode
   }
   model.residual_scale = static_cast<float>(factor(keys.residual));
   if (!keys.residual_of_depth.empty()) {
-    const auto depth = static_cast<double>(config.integer("num_hidden_layers", 1, kMaxBlocks));
+    const auto depth = static_cast<double>(config.integer(family.sizes.blocks, 1, kMaxBlocks));
     model.residual_scale =
         static_cast<float>(config.number(keys.residual_of_depth, 0.0, kMaxFactor) / std::sqrt(depth));
   }
@@ -350,6 +354,7 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
   ModelDescription model;
   model.family = family.name;
   model.base = family.modules.base;
+  model.stores_transposed = family.stores_transposed;
   if (part) {
     model.is_text_part = true;
     model.base = part->base;
@@ -382,7 +387,7 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
   model.final_norm = make_norm(model.base + std::string(family.modules.final_norm), model.hidden_size);
   const bool is_parallel = config.boolean_or(family.parallel_key, family.is_parallel);
 
-  const int64_t num_blocks = config.integer("num_hidden_layers", 1, kMaxBlocks);
+  const int64_t num_blocks = config.integer(family.sizes.blocks, 1, kMaxBlocks);
   const std::vector<int64_t> windows = sliding_windows(config, family, num_blocks);
   const std::optional<MixtureOptions> mixtures = describe_mixtures(config, family, num_blocks);
   const RopePair ropes = describe_ropes(config, family, model.head_size, model.context_length);

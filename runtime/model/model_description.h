@@ -95,12 +95,13 @@ struct BlockDescription {
 };
 
 struct ModelDescription {
-  std::string family;             // the name of its row in families.cpp
-  std::string base = "model.";    // before the names of all modules but the head
-  bool is_text_part = false;      // of a whole model with other parts (whole_models.h)
-  int64_t hidden_size = 0;        // D
-  int64_t feed_forward_size = 0;  // F of the widest block; for a mixture, of one expert
-  int64_t num_heads = 0;          // H
+  std::string family;              // the name of its row in families.cpp
+  std::string base = "model.";     // before the names of all modules but the head
+  bool is_text_part = false;       // of a whole model with other parts (whole_models.h)
+  bool stores_transposed = false;  // files hold the weights of blocks' linears as [I, O]
+  int64_t hidden_size = 0;         // D
+  int64_t feed_forward_size = 0;   // F of the widest block; for a mixture, of one expert
+  int64_t num_heads = 0;           // H
   int64_t num_kv_heads = 0;
   int64_t head_size = 0;        // K
   int64_t vocabulary_size = 0;  // V

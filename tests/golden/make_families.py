@@ -134,6 +134,9 @@ FAMILIES = {
     "gpt_neox_sequential_bf16": dict(model_type="gpt_neox", tie_word_embeddings=False, hidden_act="gelu_new",
                                      use_parallel_residual=False, **rope(10000.0, partial_rotary_factor=0.25),
                                      **NO_GROUPS),
+    # Weights are stored as [I, O], and n_inner is four times the width.
+    "gpt2_transposed": dict(model_type="gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=128, vocab_size=64,
+                            bos_token_id=1, eos_token_id=2, pad_token_id=0),
     # transformers has no minicpm: it is granite with other names for its factors.
     "minicpm_factors": dict(model_type="granite", embedding_multiplier=12, attention_multiplier=8**-0.5,
                             residual_multiplier=1.4 / 2**0.5, logits_scaling=32 / 16, tie_word_embeddings=True,
@@ -145,7 +148,7 @@ STORED_DTYPE = {"llama_sharded_fp16": torch.float16, "qwen3_norms_bf16": torch.b
 # The others: their place.
 SEED = {"mixtral_experts": 100, "qwen3_moe_dense_block_bf16": 101, "qwen3_moe_fused": 102,
         "starcoder2_plain_network": 22, "cohere_parallel": 23, "cohere2_parallel_windows": 24,
-        "opt_learned_positions": 25, "gpt_neox_parallel": 26, "gpt_neox_sequential_bf16": 27}
+        "opt_learned_positions": 25, "gpt_neox_parallel": 26, "gpt_neox_sequential_bf16": 27, "gpt2_transposed": 28}
 
 
 def randomize(model, seed):
@@ -154,7 +157,7 @@ def randomize(model, seed):
     unit_offset = model.config.model_type.startswith("gemma")
     for name, parameter in sorted(model.named_parameters()):
         shape = tuple(parameter.shape)
-        if "norm" in name and not name.endswith(".bias"):
+        if ("norm" in name or ".ln_" in name) and not name.endswith(".bias"):
             values = rng.uniform(-0.5, 0.5, shape) + (0.0 if unit_offset else 1.0)
         elif name.endswith(".bias") or "embed" in name or "lm_head" in name:
             values = rng.normal(0.0, 0.3, shape)

@@ -502,6 +502,28 @@ TEST(ModelDescription, OptHasLearnedPositionsAndAPlainNetwork) {
                 {"activation_function", "silu, gelu", "relu", "quick_gelu"});
 }
 
+TEST(ModelDescription, Gpt2HasKeysOfItsOwnAndTransposedWeights) {
+  const ModelDescription model = describe_golden("gpt2_transposed");
+  EXPECT_TRUE(model.stores_transposed && model.tied_head);
+  EXPECT_EQ(model.hidden_size, 32);
+  EXPECT_EQ(model.feed_forward_size, 128);  // n_inner is null
+  EXPECT_EQ(model.context_length, 128);
+  EXPECT_EQ(model.position_table.name, "transformer.wpe");
+  EXPECT_EQ(model.position_table.num_out, 128);
+  EXPECT_EQ(model.first_position, 0);
+  const BlockDescription& block = model.blocks[1];
+  EXPECT_EQ(block.qkv->name, "transformer.h.1.attn.c_attn");
+  EXPECT_EQ(block.o.name, "transformer.h.1.attn.c_proj");
+  EXPECT_EQ(block.experts.front().down.name, "transformer.h.1.mlp.c_proj");
+  EXPECT_TRUE(block.qkv_rows.empty() && block.qkv->has_bias && block.o.has_bias);
+  const Json config = read_json(kGolden / "gpt2_transposed/config.json");
+  EXPECT_EQ(describe(changed(config, "n_inner", 48)).feed_forward_size, 48);
+  EXPECT_NO_THROW(describe(changed(config, "architectures", {"GPT2Model"})));
+  expect_all_in(refusal(changed(config, "scale_attn_by_inverse_layer_idx", true)),
+                {"scale_attn_by_inverse_layer_idx", "false"});
+  expect_all_in(refusal(changed(config, "n_head", 5)), {"n_head", "a divisor of n_embd (32)"});
+}
+
 TEST(ModelDescription, GptNeoxHasItsHeadsOneByOne) {
   const ModelDescription model = describe_golden("gpt_neox_parallel");
   const BlockDescription& block = model.blocks[0];
