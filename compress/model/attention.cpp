@@ -2,6 +2,7 @@
 
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
@@ -153,6 +154,17 @@ at::Tensor by_query_blocks(const at::Tensor& q, const at::Tensor& k, const at::T
           at::mm(q_RK.narrow(0, first * heads, count * heads), k_KT.narrow(1, first_key, seen)).to(sums);
       scores_RT.mul_(rule.scale);
       if (rule.softcap > 0.0) scores_RT = scores_RT.div_(rule.softcap).tanh_().mul(rule.softcap);
+      if (!rule.slopes_H.empty()) {
+        // All queries of a head in turn, so that no more than one head's distances exist.
+        const at::Tensor keys_T = at::arange(first_key, first_key + seen, scores_RT.options());
+        const at::Tensor queries_Q = at::arange(own_key, own_key + count, scores_RT.options());
+        const at::Tensor distances_QT = keys_T.unsqueeze(0).sub(queries_Q.unsqueeze(1));
+        for (int64_t h = 0; h < heads; ++h) {
+          scores_RT.view({count, heads, seen})
+              .select(1, h)
+              .add_(distances_QT, rule.slopes_H[static_cast<size_t>(g * heads + h)]);
+        }
+      }
       const QueryBlock block{scores_RT, heads, window};
       if (rounds(runtime::ActivationSite::softmax_input)) block.round_seen(site->format);
       block.hide();
@@ -181,7 +193,8 @@ at::Tensor attention_of(AttentionKernel kernel, const at::Tensor& q_BHQK, const 
         quant::shape_text(q_BHQK) + ", k " + quant::shape_text(k_BGTK) + ", v " + quant::shape_text(v_BGTK));
   }
   const int64_t window = rule.window > 0 ? rule.window : k_BGTK.size(2);
-  if (kernel == AttentionKernel::fused && rule.softcap == 0.0) return fused(q_BHQK, k_BGTK, v_BGTK, window, rule.scale);
+  if (kernel == AttentionKernel::fused && rule.softcap == 0.0 && rule.slopes_H.empty())
+    return fused(q_BHQK, k_BGTK, v_BGTK, window, rule.scale);
   return by_query_blocks(q_BHQK, k_BGTK, v_BGTK, window, rule, site);
 }
 

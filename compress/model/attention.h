@@ -18,8 +18,9 @@ struct RoundedSite {
 // most `window` of them.
 struct AttentionRule {
   double scale = 1.0;
-  int64_t window = 0;    // 0: all
-  double softcap = 0.0;  // cap * tanh(x / cap); 0: none
+  int64_t window = 0;                    // 0: all
+  double softcap = 0.0;                  // cap * tanh(x / cap); 0: none
+  std::span<const float> slopes_H = {};  // by which the score of a key falls with each token between; empty: none
 };
 
 // fused: LibTorch's own, as one node of autograd that keeps keys and values as they came; what is spread over the query
@@ -28,8 +29,8 @@ struct AttentionRule {
 enum class AttentionKernel { fused, by_query_blocks };
 
 // [B, H, Q, K] of q [B, H, Q, K], k and v [B, G, T, K], where query head h reads key head h / (H / G); one
-// floating-point type, the last dimension contiguous. A rule with a softcap is computed by blocks of queries. site:
-// null, or what is rounded; by blocks alone. Throws std::invalid_argument for other shapes and types.
+// floating-point type, the last dimension contiguous. A rule with a softcap or slopes is computed by blocks of
+// queries. site: null, or what is rounded; by blocks alone. Throws std::invalid_argument for other shapes and types.
 at::Tensor attention_of(AttentionKernel kernel, const at::Tensor& q_BHQK, const at::Tensor& k_BGTK,
                         const at::Tensor& v_BGTK, const AttentionRule& rule, const RoundedSite* site = nullptr);
 

@@ -1,6 +1,7 @@
 #include "compress/model/block_weights.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <stdexcept>
@@ -96,18 +97,27 @@ FinalNorm read_final_norm(const runtime::Checkpoint& checkpoint) {
   return norm;
 }
 
-std::optional<runtime::LinearWeights> read_positions(const runtime::Checkpoint& checkpoint) {
+EmbeddingRest read_embedding_rest(const runtime::Checkpoint& checkpoint) {
   const runtime::ModelDescription& model = checkpoint.description();
-  if (!model.has_learned_positions()) return std::nullopt;
-  return checkpoint.linear(model.position_table);
+  EmbeddingRest rest;
+  rest.first_position = model.first_position;
+  rest.norm = model.embedding_norm;
+  if (model.has_learned_positions()) rest.positions_PD = checkpoint.linear(model.position_table);
+  if (!rest.norm.exists()) return rest;
+  rest.gain_D = read_gain(checkpoint, rest.norm);
+  rest.bias_D = read_bias(checkpoint, rest.norm);
+  return rest;
 }
 
-void add_positions(const std::optional<runtime::LinearWeights>& positions_PD, int64_t first_position,
-                   int64_t num_tokens, float* hidden_TD) {
-  if (!positions_PD) return;
-  std::vector<float> rows_TD(static_cast<size_t>(num_tokens * positions_PD->num_in()));
-  runtime::weight_rows(*positions_PD, first_position, num_tokens, rows_TD);
-  for (size_t i = 0; i < rows_TD.size(); ++i) hidden_TD[i] += rows_TD[i];
+void finish_embedding(const EmbeddingRest& rest, int64_t num_tokens, float* hidden_TD) {
+  if (rest.positions_PD) {
+    std::vector<float> rows_TD(static_cast<size_t>(num_tokens * rest.positions_PD->num_in()));
+    runtime::weight_rows(*rest.positions_PD, rest.first_position, num_tokens, rows_TD);
+    for (size_t i = 0; i < rows_TD.size(); ++i) hidden_TD[i] += rows_TD[i];
+  }
+  if (!rest.norm.exists()) return;
+  const at::Tensor hidden = at::from_blob(hidden_TD, {num_tokens, rest.norm.width}, at::kFloat);
+  hidden.copy_(norm_of(rest.norm, rest.gain_D, rest.bias_D, hidden, at::kFloat));
 }
 
 runtime::LinearWeights read_linear(const runtime::Checkpoint& checkpoint, const runtime::LinearDescription& linear,

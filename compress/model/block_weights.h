@@ -74,11 +74,16 @@ at::ScalarType held_type(const runtime::LinearWeights& linear, at::ScalarType co
 // The formats of the inputs of all blocks' linears that are rounded.
 InputFormats read_input_formats(const runtime::Checkpoint& checkpoint);
 
-// The table of learned positions; nothing where the model has none.
-std::optional<runtime::LinearWeights> read_positions(const runtime::Checkpoint& checkpoint);
-// Adds positions[t + first_position] to hidden[t] of a window of num_tokens tokens, float32.
-void add_positions(const std::optional<runtime::LinearWeights>& positions_PD, int64_t first_position,
-                   int64_t num_tokens, float* hidden_TD);
+// What comes between the embedding's table and the first block: learned positions and a norm, where a model has them.
+struct EmbeddingRest {
+  std::optional<runtime::LinearWeights> positions_PD;
+  int64_t first_position = 0;
+  runtime::NormDescription norm;
+  at::Tensor gain_D, bias_D;
+};
+EmbeddingRest read_embedding_rest(const runtime::Checkpoint& checkpoint);
+// Adds positions[t + first_position] to hidden[t] of a window of num_tokens tokens, float32, and normalizes the sum.
+void finish_embedding(const EmbeddingRest& rest, int64_t num_tokens, float* hidden_TD);
 
 // Writes embedding_scale * table[ids[t]] to hidden[t] of one window, float32. The table may be dense or quantized.
 void embed(const runtime::LinearWeights& table_VD, float embedding_scale, std::span<const int32_t> ids_T,

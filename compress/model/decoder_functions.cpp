@@ -1,5 +1,6 @@
 #include "compress/model/decoder_functions.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
@@ -7,6 +8,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <stdexcept>
@@ -60,19 +62,33 @@ void DecoderFunctions::set_frozen(const runtime::Checkpoint& checkpoint) {
   if (model_->has_learned_positions()) {
     positions_PD_ = read_table(checkpoint, model_->position_table, at::kFloat).to(device_);
   }
+  if (model_->embedding_norm.exists()) {
+    embedding_gain_D_ = read_gain(checkpoint, model_->embedding_norm).to(device_);
+    embedding_bias_D_ = read_bias(checkpoint, model_->embedding_norm).to(device_);
+  }
   if (model_->final_norm.has_bias) final_bias_D_ = read_bias(checkpoint, model_->final_norm).to(device_);
 }
 
 at::Tensor DecoderFunctions::embed(const at::Tensor& ids_BT, const at::Tensor& table_VD) const {
   at::Tensor hidden_BTD = at::embedding(table_VD, ids_BT).to(at::kFloat);
   if (model_->embedding_scale != 1.0f) hidden_BTD = hidden_BTD.mul(model_->embedding_scale);
-  if (!model_->has_learned_positions()) return hidden_BTD;
-  if (!positions_PD_.defined()) throw std::logic_error("DecoderFunctions: set_frozen was not called");
-  return hidden_BTD.add(positions_PD_.narrow(0, model_->first_position, ids_BT.size(-1)));
+  const runtime::NormDescription& norm = model_->embedding_norm;
+  if ((model_->has_learned_positions() && !positions_PD_.defined()) || (norm.exists() && !embedding_gain_D_.defined()))
+    throw std::logic_error("DecoderFunctions: set_frozen was not called");
+  if (model_->has_learned_positions()) {
+    hidden_BTD = hidden_BTD.add(positions_PD_.narrow(0, model_->first_position, ids_BT.size(-1)));
+  }
+  return norm.exists() ? norm_of(norm, embedding_gain_D_, embedding_bias_D_, hidden_BTD, at::kFloat) : hidden_BTD;
 }
 
 at::Tensor DecoderFunctions::embedding_gradient(const at::Tensor& ids_BT, const at::Tensor& gradient_BTD,
-                                                int64_t num_rows) const {
+                                                const at::Tensor& table_VD) const {
+  const int64_t num_rows = table_VD.size(0);
+  if (model_->embedding_norm.exists()) {
+    const at::AutoGradMode with_gradients(true);
+    const at::Tensor table = table_VD.detach().to(at::kFloat).requires_grad_(true);
+    return torch::autograd::grad({embed(ids_BT, table)}, {table}, {gradient_BTD}).front();
+  }
   const at::Tensor by_row = model_->embedding_scale == 1.0f ? gradient_BTD : gradient_BTD.mul(model_->embedding_scale);
   return at::embedding_dense_backward(by_row, ids_BT, num_rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
 }
@@ -162,7 +178,8 @@ at::Tensor BlockFunctions::rotated_heads(const at::Tensor& x_BTHK, const RotaryA
 
 // softmax(scale q k^T + mask) v.
 at::Tensor BlockFunctions::attend(const at::Tensor& q_BHTK, const at::Tensor& k_BGTK, const at::Tensor& v_BGTK) const {
-  const AttentionRule rule{model_.attention_scale, block_.sliding_window, model_.attention_softcap};
+  const AttentionRule rule{model_.attention_scale, block_.sliding_window, model_.attention_softcap,
+                           model_.alibi_slopes_H};
   return attention_of(functions_.attention_kernel(), q_BHTK, k_BGTK, v_BGTK, rule, site_);
 }
 

@@ -45,15 +45,16 @@ class DecoderFunctions {
   // are.
   const at::Tensor& channels(int64_t block) const { return channels_[static_cast<size_t>(block)]; }
   void set_input_formats(InputFormats formats);
-  // Takes what is never trained: learned positions and the bias of the final norm. Needed for embed and final_norm of a
-  // model that has them; they throw std::logic_error without it.
+  // Takes what is never trained: learned positions, the norm of the embedding and the bias of the final norm. Needed
+  // for embed and final_norm of a model that has them; they throw std::logic_error without it.
   void set_frozen(const runtime::Checkpoint& checkpoint);
 
   // ids_BT int64, table_VD in any floating type: [B, T, D] float32, scaled as the family has it.
   at::Tensor embed(const at::Tensor& ids_BT, const at::Tensor& table_VD) const;
-  // The gradient of a loss by the table's num_rows rows, from its gradient by embed(): float32 [V, D], summed in
-  // float32 whatever the table's type, since some tokens come hundreds of times.
-  at::Tensor embedding_gradient(const at::Tensor& ids_BT, const at::Tensor& gradient_BTD, int64_t num_rows) const;
+  // The gradient of a loss by the table, from its gradient by embed(): float32 [V, D], summed in float32 whatever the
+  // table's type, since some tokens come hundreds of times.
+  at::Tensor embedding_gradient(const at::Tensor& ids_BT, const at::Tensor& gradient_BTD,
+                                const at::Tensor& table_VD) const;
   // Through block `index` (BlockFunctions::forward), with the formats that were set.
   at::Tensor block(int64_t index, const NamedTensors& weights, const at::Tensor& hidden_BTD,
                    KeyValues* earlier = nullptr, const DocumentStarts& starts = {}) const;
@@ -73,7 +74,8 @@ class DecoderFunctions {
   std::vector<std::shared_ptr<const RotaryAngles>> angles_;  // of each block
   std::vector<at::Tensor> channels_;
   InputFormats input_formats_;
-  at::Tensor positions_PD_, final_bias_D_;  // float32; undefined: none, or not set
+  // Float32; undefined: none, or not set.
+  at::Tensor positions_PD_, final_bias_D_, embedding_gain_D_, embedding_bias_D_;
 };
 
 // One block's functions, cut at its stages. A stage is one of the block's four inputs, and the linears that read it:

@@ -166,11 +166,11 @@ TeacherMeasure measure_teacher(const runtime::Checkpoint& teacher, const runtime
   const HiddenStore hidden({num_windows, num_tokens, width});
   {
     const runtime::LinearWeights embedding = teacher.linear(teacher.embedding());
-    const std::optional<runtime::LinearWeights> positions = read_positions(teacher);
+    const EmbeddingRest rest = read_embedding_rest(teacher);
     quant::for_row_chunks(num_windows, 1, [&](int64_t n, int64_t) {
       float* const hidden_TD = hidden.windows(n, 1, width).data_ptr<float>();
       embed(embedding, model.embedding_scale, windows.window(n), hidden_TD);
-      add_positions(positions, model.first_position, num_tokens, hidden_TD);
+      finish_embedding(rest, num_tokens, hidden_TD);
     });
   }
   TeacherMeasure measure;

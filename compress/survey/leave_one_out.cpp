@@ -76,10 +76,10 @@ LeaveOneOut::LeaveOneOut(const runtime::Checkpoint& checkpoint, const runtime::S
     }
   }
   const runtime::LinearWeights embedding = checkpoint.linear(checkpoint.embedding());
-  const std::optional<runtime::LinearWeights> positions = read_positions(checkpoint);
+  const EmbeddingRest rest = read_embedding_rest(checkpoint);
   quant::for_row_chunks(windows.num_windows, 1, [&](int64_t n, int64_t) {
     embed(embedding, model_.embedding_scale, windows.window(n), hidden_NTD_[n].data_ptr<float>());
-    add_positions(positions, model_.first_position, windows.num_tokens, hidden_NTD_[n].data_ptr<float>());
+    finish_embedding(rest, windows.num_tokens, hidden_NTD_[n].data_ptr<float>());
   });
   travellers_ = copies(hidden_NTD_, num_travellers + sites_.size());
   for (size_t i = 0; i < sites_.size(); ++i) {

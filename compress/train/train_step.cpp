@@ -208,7 +208,7 @@ void train_embedding(const TokenBatch& batch, const at::Tensor& gradient_BTD, co
   if (!table.requires_grad()) return;
   const auto place = std::find(outer.trained.begin(), outer.trained.end(), StudentModel::kEmbedding);
   outer_gradients.add(static_cast<size_t>(place - outer.trained.begin()),
-                      student.functions().embedding_gradient(batch.ids_BT, gradient_BTD, table.size(0)));
+                      student.functions().embedding_gradient(batch.ids_BT, gradient_BTD, table));
 }
 
 // targets: null for none.

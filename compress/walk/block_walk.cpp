@@ -34,7 +34,7 @@ BlockWalk::BlockWalk(const runtime::ModelDescription& model, const runtime::Toke
                      const runtime::LinearWeights& embedding, uint64_t sample_seed, Spill spill,
                      const std::filesystem::path& spill_directory, int num_threads, ExpertTokens expert_tokens,
                      const runtime::LinearWeights* original_embedding, bool keeps_block_inputs,
-                     const std::optional<runtime::LinearWeights>& positions)
+                     const EmbeddingRest& rest)
     : model_(model),
       num_windows_(windows.num_windows),
       num_tokens_(windows.num_tokens),
@@ -59,11 +59,11 @@ BlockWalk::BlockWalk(const runtime::ModelDescription& model, const runtime::Toke
   quant::for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
     at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
     embed(embedding, model_.embedding_scale, windows.window(window), hidden_TD.data_ptr<float>());
-    add_positions(positions, model_.first_position, num_tokens_, hidden_TD.data_ptr<float>());
+    finish_embedding(rest, num_tokens_, hidden_TD.data_ptr<float>());
     hidden_.release(window, 1, model_.hidden_size);
   });
   if (original_embedding != nullptr) {
-    original_.emplace(model, windows, *original_embedding, positions, sample_seed, layout_, spill_directory);
+    original_.emplace(model, windows, *original_embedding, rest, sample_seed, layout_, spill_directory);
   }
 }
 

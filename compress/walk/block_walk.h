@@ -41,7 +41,7 @@ class BlockWalk {
             const std::filesystem::path& spill_directory, int num_threads,
             ExpertTokens expert_tokens = ExpertTokens::routed,
             const runtime::LinearWeights* original_embedding = nullptr, bool keeps_block_inputs = false,
-            const std::optional<runtime::LinearWeights>& positions = {});
+            const EmbeddingRest& rest = {});
 
   // Moves all windows up to `stage` of the block in front of them and returns the statistics of the stage's input. To
   // be called for every stage of a block, in order, and then leave. What cannot be compared with the original, an

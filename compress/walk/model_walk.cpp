@@ -42,7 +42,7 @@ class WindowWalk : public ModelWalk {
     if (options.with_original) original = checkpoint.linear(checkpoint.embedding());
     return BlockWalk(checkpoint.description(), windows, embedding, options.sample_seed, options.spill,
                      options.spill_directory, options.num_threads, options.experts, original ? &*original : nullptr,
-                     options.keeps_block_inputs, read_positions(checkpoint));
+                     options.keeps_block_inputs, read_embedding_rest(checkpoint));
   }
   const DecoderBlock* original() const { return original_ ? &*original_ : nullptr; }
 

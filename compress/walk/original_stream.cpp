@@ -26,8 +26,7 @@ float root_weight(const float* hidden_D, int64_t width, float epsilon) {
 }  // namespace
 
 OriginalStream::OriginalStream(const runtime::ModelDescription& model, const runtime::TokenWindows& windows,
-                               const runtime::LinearWeights& embedding,
-                               const std::optional<runtime::LinearWeights>& positions, uint64_t seed,
+                               const runtime::LinearWeights& embedding, const EmbeddingRest& rest, uint64_t seed,
                                const WalkLayout& layout, const std::filesystem::path& spill_directory)
     : model_(model),
       num_windows_(windows.num_windows),
@@ -47,7 +46,7 @@ OriginalStream::OriginalStream(const runtime::ModelDescription& model, const run
   quant::for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
     at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
     embed(embedding, model_.embedding_scale, windows.window(window), hidden_TD.data_ptr<float>());
-    add_positions(positions, model_.first_position, num_tokens_, hidden_TD.data_ptr<float>());
+    finish_embedding(rest, num_tokens_, hidden_TD.data_ptr<float>());
     hidden_.release(window, 1, model_.hidden_size);
   });
 }

@@ -24,8 +24,8 @@ class OriginalStream {
  public:
   // Embeds the windows with the original's table. `layout` is the walk's, and has the original.
   OriginalStream(const runtime::ModelDescription& model, const runtime::TokenWindows& windows,
-                 const runtime::LinearWeights& embedding, const std::optional<runtime::LinearWeights>& positions,
-                 uint64_t seed, const WalkLayout& layout, const std::filesystem::path& spill_directory);
+                 const runtime::LinearWeights& embedding, const EmbeddingRest& rest, uint64_t seed,
+                 const WalkLayout& layout, const std::filesystem::path& spill_directory);
 
   // The sums of a stage begin: of a block that is no expert's.
   void begin(runtime::Stage stage, int64_t width);

@@ -38,7 +38,7 @@ void pass_blocks(const runtime::Checkpoint& checkpoint, const runtime::TokenWind
   const runtime::ModelDescription& model = checkpoint.description();
   const int64_t num_tokens = windows.num_tokens, width = model.hidden_size;
   const runtime::LinearWeights embedding = checkpoint.linear(checkpoint.embedding());
-  const std::optional<runtime::LinearWeights> positions = read_positions(checkpoint);
+  const EmbeddingRest rest = read_embedding_rest(checkpoint);
   const auto each_window = [&](const std::function<void(int64_t, at::Tensor&)>& body) {
     quant::for_row_chunks(windows.num_windows, 1, [&](int64_t n, int64_t) {
       at::Tensor hidden_TD = hidden.windows(n, 1, width);
@@ -47,7 +47,7 @@ void pass_blocks(const runtime::Checkpoint& checkpoint, const runtime::TokenWind
   };
   each_window([&](int64_t n, at::Tensor& hidden_TD) {
     embed(embedding, model.embedding_scale, windows.window(n), hidden_TD.data_ptr<float>());
-    add_positions(positions, model.first_position, num_tokens, hidden_TD.data_ptr<float>());
+    finish_embedding(rest, num_tokens, hidden_TD.data_ptr<float>());
   });
   checkpoint.drop_pages(checkpoint.embedding());
   for (int64_t b = 0; b < static_cast<int64_t>(model.blocks.size()); ++b) {

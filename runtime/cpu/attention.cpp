@@ -67,6 +67,7 @@ AttentionTile tile_of(const float* q_RHK, const KvLayer& cache, const Sequence& 
           .num_keys = shape.causal ? 0 : sequence.num_past + sequence.num_rows,
           .scale = shape.scale,
           .softcap = shape.softcap,
+          .slopes = shape.slopes_H != nullptr ? shape.slopes_H + kv_head * heads_per_group : nullptr,
           .rounds_weights = shape.products_in_8_bits,
           .out = x_RHK + query_offset};
 }

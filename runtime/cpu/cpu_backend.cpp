@@ -324,8 +324,8 @@ class CpuBackend final : public HostBackend {
                       int64_t width, LinearInput* x_RD) override {
     check_layer_norm(norm, width);
     const auto make_row = [&](int64_t r) {
-      kernels_.add_layer_norm_row(hidden_RD + r * width, delta_RD + r * width, norm.gain_D.get(), norm.bias_D.get(),
-                                  norm.epsilon, width);
+      kernels_.add_layer_norm_row(hidden_RD + r * width, delta_RD != nullptr ? delta_RD + r * width : nullptr,
+                                  norm.gain_D.get(), norm.bias_D.get(), norm.epsilon, width);
     };
     if (x_RD == nullptr) {
 #pragma omp parallel for num_threads(threads_for(num_rows* width))

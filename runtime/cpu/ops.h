@@ -36,6 +36,7 @@ struct AttentionTile {
   int64_t num_keys;  // 0: as `window` says; otherwise every query sees all of the first num_keys
   float scale;
   float softcap;        // 0: none
+  const float* slopes;  // of the group's heads, by which scores fall with each token between; null: none
   bool rounds_weights;  // to 1/255 of the largest (kProbabilityFormat); not used by partial kernels
   float* out;           // laid out as queries; not used by partial kernels
 };

@@ -118,8 +118,9 @@ template <int kQueries>
 struct WarpQueries {
   int num = 0;  // number of pairs
   KeyRange seen[kQueries];
-  const float* q;    // [kQueries, stride]
-  float* weights_L;  // [kQueries, kTileKeys]
+  float slopes[kQueries];  // of ALiBi; 0: none
+  const float* q;          // [kQueries, stride]
+  float* weights_L;        // [kQueries, kTileKeys]
 };
 
 template <int kQueries>
@@ -140,6 +141,8 @@ __device__ void score_tile(const WarpQueries<kQueries>& queries, const float* ke
     float score = scores[n] * shape.scale;
     if (shape.softcap > 0.0f) score = shape.softcap * tanhf(score / shape.softcap);
     const int64_t key = first_key + lane;
+    // A causal query is its own last key.
+    if (shape.slopes_H != nullptr) score += queries.slopes[n] * static_cast<float>(key - (queries.seen[n].end - 1));
     scores[n] = n < queries.num && key >= queries.seen[n].begin && key < queries.seen[n].end ? score : lowest();
   }
 }
@@ -253,6 +256,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int64_t pair = first_pair + warp * kQueries + n;
     queries.num += pair < end_pair ? 1 : 0;
     queries.seen[n] = seen_keys(sequence, shape, pair / heads_per_kv);
+    queries.slopes[n] = shape.slopes_H != nullptr ? shape.slopes_H[kv_head * heads_per_kv + pair % heads_per_kv] : 0.0f;
     running[n] = {lowest(), 0.0f, {}};
     joined[n] = {lowest(), 0.0f};
   }

@@ -115,7 +115,7 @@ __global__ void add_layer_norm_kernel(float* hidden_RD, const float* delta_RD, N
   float sum = 0.0f;
   for (int64_t i = first_quad(); i < width; i += quad_step()) {
     Quad hidden = load_quad(hidden_D, i, width);
-    const Quad delta = load_quad(delta_RD + row * width, i, width);
+    const Quad delta = delta_RD != nullptr ? load_quad(delta_RD + row * width, i, width) : Quad{};
     for (int n = 0; n < kQuad; ++n) {
       hidden.at[n] += delta.at[n];
       sum += hidden.at[n];

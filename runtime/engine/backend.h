@@ -135,6 +135,9 @@ struct AttentionShape {
   // to kQueryFormat. attention rounds the softmax of a query's scores to kProbabilityFormat. Keys and values come from
   // an 8-bit cache.
   bool products_in_8_bits = false;
+  // ALiBi, causal alone: the score of head h at a key n tokens before the query falls by n slopes_H[h]. It lies in the
+  // backend's memory. Null: none.
+  const float* slopes_H = nullptr;
 };
 inline const InputFormat kQueryFormat = {.type = InputType::int8};                            // a row has K values
 inline const InputFormat kProbabilityFormat = {.type = InputType::int8, .symmetric = false};  // a value per key
@@ -241,7 +244,7 @@ class Backend {
                                 LinearInput& z_RF) = 0;
 
   // hidden = norm(hidden + delta), and the same rows in x unless it is null. This ends a half block of a post-norm
-  // model, which normalizes after its residual sum.
+  // model, which normalizes after its residual sum. delta may be null.
   virtual void add_layer_norm(float* hidden_RD, const float* delta_RD, const PackedLayerNorm& norm, int64_t num_rows,
                               int64_t width, LinearInput* x_RD) = 0;
 

@@ -68,6 +68,8 @@ void check_shape(const AttentionShape& shape, const char* operation) {
   require(
       shape.causal || shape.sliding_window == 0, operation,
       "expected no sliding window where tokens see later ones, found one of " + std::to_string(shape.sliding_window));
+  require(shape.causal || shape.slopes_H == nullptr, operation,
+          "expected no slopes of scores where tokens see later ones");
   require(shape.sliding_window >= 0 && shape.softcap >= 0.0f, operation,
           "expected no negative sliding window or soft cap, found " + std::to_string(shape.sliding_window) + " and " +
               std::to_string(shape.softcap));

@@ -139,11 +139,21 @@ DecoderWeights load_decoder_weights(const Checkpoint& checkpoint, Backend& backe
   DecoderWeights weights;
   weights.embedding = packer.pack_plain(checkpoint.embedding());
   if (model.has_learned_positions()) weights.positions = packer.pack_plain(model.position_table);
+  if (model.embedding_norm.exists()) {
+    weights.embedding_norm = backend.pack_layer_norm(checkpoint.layer_norm({.name = model.embedding_norm.name,
+                                                                            .width = model.embedding_norm.width,
+                                                                            .epsilon = model.embedding_norm.epsilon}));
+  }
+  if (!model.alibi_slopes_H.empty()) {
+    weights.alibi_slopes_H = backend.allocate(model.num_heads);
+    backend.upload<float>(model.alibi_slopes_H, weights.alibi_slopes_H.get());
+  }
   const auto num_blocks = static_cast<int64_t>(model.blocks.size());
   if (progress) progress(0, num_blocks);
   for (const BlockDescription& source : model.blocks) {
     throw_if_interrupted();
     BlockWeights block = packer.block(source, model);
+    if (!model.alibi_slopes_H.empty()) block.attention.slopes_H = weights.alibi_slopes_H.get();
     const auto known = std::find(weights.ropes.begin(), weights.ropes.end(), source.rope);
     block.rope = static_cast<size_t>(known - weights.ropes.begin());
     if (known == weights.ropes.end()) weights.ropes.push_back(source.rope);

@@ -28,7 +28,9 @@ struct BlockWeights {
 
 struct DecoderWeights {
   std::unique_ptr<PackedLinear> embedding;
-  std::unique_ptr<PackedLinear> positions;    // null unless positions are learned
+  std::unique_ptr<PackedLinear> positions;  // null unless positions are learned
+  std::optional<PackedLayerNorm> embedding_norm;
+  Buffer<float> alibi_slopes_H;               // empty: none
   std::unique_ptr<PackedLinear> untied_head;  // null when the embedding serves as the head
   std::vector<BlockWeights> blocks;
   PackedNorm final_norm;

@@ -244,6 +244,10 @@ void ForwardPass::run_blocks(ForwardArena& work, std::span<KvLayer> caches,
                           work.batch.positions_R.span().first(static_cast<size_t>(work.batch.num_rows)),
                           description.first_position, work.hidden_RD.get());
   }
+  if (weights.embedding_norm) {
+    backend.add_layer_norm(work.hidden_RD.get(), nullptr, *weights.embedding_norm, work.batch.num_rows,
+                           description.hidden_size, nullptr);
+  }
   for (size_t layer = 0; layer < weights.blocks.size(); ++layer) {
     const PackedNorm* previous_norm = layer == 0 ? nullptr : pointer(weights.blocks[layer - 1].post_feed_forward_norm);
     for (const Chunk& chunk : work.batch.chunks) {

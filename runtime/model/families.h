@@ -36,7 +36,8 @@ struct DecoderModules {
   std::string_view head = "lm_head";
   std::string_view attention = "self_attn.", q = "q_proj", k = "k_proj", v = "v_proj", o = "o_proj";
   std::string_view feed_forward = "mlp.", gate = "gate_proj", up = "up_proj", down = "down_proj";
-  std::string_view positions = {};  // a table of learned positions; "": none
+  std::string_view positions = {};       // a table of learned positions; "": none
+  std::string_view embedding_norm = {};  // a norm of the embedding, before the first block; "": none
 };
 
 // Keys of config.json.
@@ -44,13 +45,16 @@ struct SizeKeys {
   std::string_view hidden = "hidden_size", blocks = "num_hidden_layers", heads = "num_attention_heads";
   std::string_view context = "max_position_embeddings", feed_forward = "intermediate_size";
   int64_t default_feed_forward = 0;  // of a file without the key, in widths of the model; 0: it is refused
+  int64_t default_context = 0;       // of a file without the key; 0: it is refused
 };
 
 // A key whose value is computed only as it mostly is.
 struct FixedKey {
   std::string_view key = {};
-  bool value = false;      // what is computed
-  bool otherwise = false;  // of a file without the key
+  std::string_view section = {};  // of config.json, which holds the key; "": config.json itself
+  bool must_be_null = false;      // or absent, whatever stands below
+  bool value = false;             // what is computed
+  bool otherwise = false;         // of a file without the key
 };
 
 // Where heads of q and k are rotated, and which of their channels.
@@ -67,6 +71,12 @@ struct RotationTraits {
   bool all_without_windows = false;      // but in a file that has none, all are
   bool only_longrope = false;            // the one scaling; "yarn" is an older name of it
   int64_t default_original_context = 0;  // original_max_position_embeddings of a file without the key; 0: the scaling's
+};
+
+// ALiBi (Press et al., arXiv 2108.12409): scores fall with the distance of query and key, by a slope for each head.
+struct AlibiTraits {
+  bool exists = false;
+  std::string_view section = {}, least_key = {};  // the exponent of the least slope in that section: 8, or refused
 };
 
 // Keys of factors. Where a key is missing its factor is 1, except that the last two are refused without theirs.
@@ -107,9 +117,10 @@ struct MixtureTraits {
 
 // A decoder. "" stands for a key that the family has not.
 struct DecoderFamily {
-  std::string_view name;          // in messages and records
-  std::string_view model_type;    // of config.json
-  std::string_view architecture;  // its class in `architectures`
+  std::string_view name;                     // in messages and records
+  std::string_view model_type;               // of config.json
+  std::string_view architecture;             // its class in `architectures`
+  std::string_view older_architecture = {};  // in files made before transformers knew the family
   DecoderModules modules = {};
   bool tied_by_default = false;
   SizeKeys sizes = {};
@@ -135,6 +146,7 @@ struct DecoderFamily {
   double default_local_rope_theta = 1e4;
   bool has_ropes_by_layer_type = false;  // rope_parameters has two sets; without a key for theta of the sliding layers
   RotationTraits rotation = {};
+  AlibiTraits alibi = {};
   WindowTraits windows = {};
   bool scales_embedding = false;            // by sqrt(D)
   std::string_view score_divisor_key = {};  // its square root divides attention's scores; "": that of K does
@@ -146,7 +158,7 @@ struct DecoderFamily {
   bool is_parallel = false;                // both halves of a block read its input; norms.feed_forward may be ""
   std::string_view parallel_key = {};      // whether that is so, else it is as is_parallel says
   int64_t first_position = 0;  // the row of the first token in the table of positions, which has as many more
-  std::array<FixedKey, 3> fixed = {};
+  std::array<FixedKey, 6> fixed = {};
   std::string_view width_key = {};           // a width that is hidden_size's, or refused
   std::string_view bidirectional_key = {};   // true is refused
   std::string_view refused_window_key = {};  // likewise, where windows are not computed

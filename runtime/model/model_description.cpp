@@ -51,7 +51,8 @@ const DecoderFamily& find_family(const ConfigSection& config) {
     const std::string without_head = class_without_head(family->architecture);
     const bool is_causal_model =
         architectures->is_array() && std::any_of(architectures->begin(), architectures->end(), [&](const Json& name) {
-          return name == family->architecture || name == without_head;
+          return name == family->architecture || name == without_head ||
+                 (!family->older_architecture.empty() && name == family->older_architecture);
         });
     if (!is_causal_model) {
       const bool has_name = architectures->is_array() && !architectures->empty();
@@ -125,10 +126,9 @@ std::vector<int64_t> sliding_windows(const ConfigSection& config, const DecoderF
 void read_sizes(const ConfigSection& config, const DecoderFamily& family, ModelDescription& model) {
   const SizeKeys& keys = family.sizes;
   model.hidden_size = config.integer(keys.hidden, 1, kMaxWidth);
-  model.feed_forward_size =
-      keys.default_feed_forward == 0
-          ? config.integer(keys.feed_forward, 1, kMaxFeedForward)
-          : config.integer_or(keys.feed_forward, keys.default_feed_forward * model.hidden_size, 1, kMaxFeedForward);
+  const int64_t usual_size = keys.default_feed_forward * model.hidden_size;
+  model.feed_forward_size = usual_size == 0 ? config.integer(keys.feed_forward, 1, kMaxFeedForward)
+                                            : config.integer_or(keys.feed_forward, usual_size, 1, kMaxFeedForward);
   model.num_heads = config.integer(keys.heads, 1, kMaxHeads);
   // Where the key is missing, transformers takes another number in most families.
   const bool may_lack_kv_heads = family.may_lack_kv_heads || config.is_null("num_key_value_heads");
@@ -158,7 +158,9 @@ void read_sizes(const ConfigSection& config, const DecoderFamily& family, ModelD
     config.fail("num_key_value_heads", "as many as num_attention_heads (" + std::to_string(model.num_heads) + ")");
   }
   model.vocabulary_size = config.integer("vocab_size", 1, kMaxVocabulary);
-  model.context_length = config.integer(keys.context, 1, kMaxTokens);
+  model.context_length = keys.default_context == 0
+                             ? config.integer(keys.context, 1, kMaxTokens)
+                             : config.integer_or(keys.context, keys.default_context, 1, kMaxTokens);
 }
 
 void read_token_ids(const ConfigSection& config, ModelDescription& model) {
@@ -184,8 +186,12 @@ void refuse_what_is_not_implemented(const ConfigSection& config, const DecoderFa
   config.require_false(family.bidirectional_key, "pare runs causal decoders");
   config.require_false(family.refused_window_key, std::string(family.name) + " is computed without windows");
   for (const FixedKey& fixed : family.fixed) {
-    if (config.boolean_or(fixed.key, fixed.otherwise) == fixed.value || fixed.key.empty()) continue;
-    config.fail(fixed.key, fixed.value ? "true (pare computes nothing else)" : "false (pare computes nothing else)");
+    const std::optional<ConfigSection> section = config.section(fixed.section);
+    const ConfigSection& holder = section ? *section : config;
+    if (fixed.key.empty() || (!fixed.section.empty() && !section)) continue;
+    if (fixed.must_be_null && holder.has(fixed.key)) holder.fail(fixed.key, "null (pare computes nothing else)");
+    if (fixed.must_be_null || holder.boolean_or(fixed.key, fixed.otherwise) == fixed.value) continue;
+    holder.fail(fixed.key, fixed.value ? "true (pare computes nothing else)" : "false (pare computes nothing else)");
   }
   // transformers reads the key and leaves the scores alone; no published gemma3 sets it.
   if (config.has(family.null_softcap_key)) {
@@ -224,6 +230,19 @@ void read_factors(const ConfigSection& config, const DecoderFamily& family, Mode
   }
   model.attention_softcap = cap(family.score_softcap_key, family.default_score_softcap);
   model.logit_softcap = cap(family.logit_softcap_key, family.default_logit_softcap);
+}
+
+// The slopes of Press et al.: 2^(-8/n), 2^(-16/n), ... for n heads, n a power of two. For another number of heads,
+// those of the power of two below it, then every other one of the power above.
+std::vector<float> alibi_slopes(int64_t num_heads) {
+  int64_t below = 1;
+  while (2 * below <= num_heads) below *= 2;
+  std::vector<float> slopes_H;
+  for (int64_t h = 0; h < num_heads; ++h) {
+    const double step = h < below ? static_cast<double>(2 * (h + 1)) : static_cast<double>(2 * (h - below) + 1);
+    slopes_H.push_back(static_cast<float>(std::exp2(-8.0 * step / static_cast<double>(2 * below))));
+  }
+  return slopes_H;
 }
 
 struct Biases {
@@ -385,6 +404,16 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
     return NormDescription{name, width, epsilon, family.has_unit_offset, family.centers_norms, family.has_norm_bias};
   };
   model.final_norm = make_norm(model.base + std::string(family.modules.final_norm), model.hidden_size);
+  if (const auto name = family.modules.embedding_norm; !name.empty()) {
+    model.embedding_norm = make_norm(model.base + std::string(name), model.hidden_size);
+  }
+  if (family.alibi.exists) {
+    const std::optional<ConfigSection> section = config.section(family.alibi.section);
+    if (section && section->number_or(family.alibi.least_key, 8.0, 0.0, kMaxFactor) != 8.0) {
+      section->fail(family.alibi.least_key, "8 (transformers computes nothing else)");
+    }
+    model.alibi_slopes_H = alibi_slopes(model.num_heads);
+  }
   const bool is_parallel = config.boolean_or(family.parallel_key, family.is_parallel);
 
   const int64_t num_blocks = config.integer(family.sizes.blocks, 1, kMaxBlocks);
@@ -442,6 +471,7 @@ std::vector<LinearDescription> block_linears(const ModelDescription& model) {
 
 std::vector<NormDescription> all_norms(const ModelDescription& model) {
   std::vector<NormDescription> norms = {model.final_norm};
+  if (model.embedding_norm.exists()) norms.push_back(model.embedding_norm);
   for (const BlockDescription& block : model.blocks) {
     if (block.attention_norm.exists()) norms.push_back(block.attention_norm);
     const bool is_shared = block.feed_forward_norm == block.attention_norm;

@@ -111,6 +111,9 @@ struct ModelDescription {
   // Learned positions, added to the embedding: token t has row first_position + t. num_out 0: none.
   LinearDescription position_table;
   int64_t first_position = 0;
+  NormDescription embedding_norm;  // of the embedding, before the first block; without a name: none
+  // ALiBi: the score of head h for a key n tokens before the query falls by n alibi_slopes_H[h]. Empty: none.
+  std::vector<float> alibi_slopes_H;
   float embedding_scale = 1.0f;  // gemma: sqrt(D), rounded to the checkpoint's dtype as transformers does
   std::vector<BlockDescription> blocks;
   NormDescription final_norm;
@@ -141,7 +144,7 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
 // down of each expert.
 std::vector<LinearDescription> block_linears(const BlockDescription& block);
 std::vector<LinearDescription> block_linears(const ModelDescription& model);
-// Returns every norm: the final one, then block by block.
+// Returns every norm: the final one, that of the embedding, then block by block.
 std::vector<NormDescription> all_norms(const ModelDescription& model);
 
 }  // namespace pare::runtime

@@ -16,6 +16,7 @@ struct Case {
   std::string name;
   AttentionShape shape;
   std::vector<Sequence> sequences;
+  bool has_slopes = false;
 };
 
 AttentionShape shape_of(int64_t num_heads, int64_t num_kv_heads, int64_t head_size) {
@@ -54,6 +55,8 @@ std::vector<Case> cases() {
     shape.sliding_window = window;
     all.push_back({"stretches, window " + std::to_string(window), shape, {{0, 1, 600, 0}, {1, 1, 4, 601}}});
   }
+  all.push_back(
+      {"slopes", shape_of(4, 2, 16), {{0, 40, 0, 0}, {40, 5, 20, 60}, {45, 1, 600, 85}, {46, 2, 255, 686}}, true});
   AttentionShape both_ways = shape_of(2, 2, 16);
   both_ways.causal = false;
   all.push_back({"both ways", both_ways, {{0, 20, 0, 0}, {20, 1, 0, 20}, {21, 33, 0, 21}}});
@@ -76,16 +79,21 @@ TEST_F(CudaAttention, EqualsTheReference) {
       const Buffer<float> keys = sent(backend, random_values(num_slots * test.shape.num_kv_heads * size, 2));
       const Buffer<float> values = sent(backend, random_values(num_slots * test.shape.num_kv_heads * size, 3));
       const SentSequences sequences(backend, test.sequences);
+      const Buffer<float> slopes_H = sent<float>(backend, {0.5f, 0.25f, 0.0625f, 0.00390625f});
       const Buffer<float> x =
           sent(backend, std::vector<float>(static_cast<size_t>(num_rows * test.shape.num_heads * size), 7.0f));
+      AttentionShape shape = test.shape;
+      if (test.has_slopes) shape.slopes_H = slopes_H.get();
       backend.attention(q.get(), {.keys = keys.get(), .values = values.get(), .num_slots = num_slots},
-                        sequences.sequences, test.shape, x.get());
+                        sequences.sequences, shape, x.get());
       return received(backend, x);
     });
     const double k = static_cast<double>(size);
     const double score_error = k * kUnitRoundoff * test.shape.scale * (2 * k * 0.64 + 4 * std::sqrt(k));
     const double sum_error = 4 * std::sqrt(static_cast<double>(num_slots)) * kUnitRoundoff;
-    expect_close(expected, found, (2 * score_error + sum_error + 16 * kUnitRoundoff) * 5);
+    // A key whose weight counts has lost at most some 20 of its score.
+    const double slope_error = test.has_slopes ? 4 * 20 * kUnitRoundoff : 0.0;
+    expect_close(expected, found, (2 * score_error + slope_error + sum_error + 16 * kUnitRoundoff) * 5);
   }
 }
 

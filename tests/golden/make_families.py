@@ -137,6 +137,11 @@ FAMILIES = {
     # Weights are stored as [I, O], and n_inner is four times the width.
     "gpt2_transposed": dict(model_type="gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=128, vocab_size=64,
                             bos_token_id=1, eos_token_id=2, pad_token_id=0),
+    # Six heads: their slopes are not those of a power of two alone. bloom.py takes seq_length for granted.
+    "bloom_distances": dict(model_type="bloom", hidden_size=48, n_layer=2, n_head=6, vocab_size=64, seq_length=128,
+                            bos_token_id=1, eos_token_id=2, pad_token_id=0),
+    "mpt_distances_bf16": dict(model_type="mpt", d_model=32, n_layers=2, n_heads=4, max_seq_len=128, vocab_size=64,
+                               bos_token_id=1, eos_token_id=2),
     # transformers has no minicpm: it is granite with other names for its factors.
     "minicpm_factors": dict(model_type="granite", embedding_multiplier=12, attention_multiplier=8**-0.5,
                             residual_multiplier=1.4 / 2**0.5, logits_scaling=32 / 16, tie_word_embeddings=True,
@@ -144,11 +149,13 @@ FAMILIES = {
 }
 STORED_DTYPE = {"llama_sharded_fp16": torch.float16, "qwen3_norms_bf16": torch.bfloat16,
                 "qwen3_moe_dense_block_bf16": torch.bfloat16,
-                "phi3_longrope_short_bf16": torch.bfloat16, "gpt_neox_sequential_bf16": torch.bfloat16}
+                "phi3_longrope_short_bf16": torch.bfloat16, "gpt_neox_sequential_bf16": torch.bfloat16,
+                "mpt_distances_bf16": torch.bfloat16}
 # The others: their place.
 SEED = {"mixtral_experts": 100, "qwen3_moe_dense_block_bf16": 101, "qwen3_moe_fused": 102,
         "starcoder2_plain_network": 22, "cohere_parallel": 23, "cohere2_parallel_windows": 24,
-        "opt_learned_positions": 25, "gpt_neox_parallel": 26, "gpt_neox_sequential_bf16": 27, "gpt2_transposed": 28}
+        "opt_learned_positions": 25, "gpt_neox_parallel": 26, "gpt_neox_sequential_bf16": 27, "gpt2_transposed": 28,
+        "bloom_distances": 29, "mpt_distances_bf16": 30}
 
 
 def randomize(model, seed):

@@ -373,6 +373,16 @@ void add_tile_values(int64_t num_keys, const TileScratch& s) {
   });
 }
 
+// Lowers the scores of `num_keys` keys from `key` on by slope * (position - key), in units of ln 2.
+void add_distances(const AttentionTile& tile, int64_t key, int64_t num_keys, const TileScratch& s) {
+  for (int64_t m = 0; m < s.num_queries; ++m) {
+    const float slope = tile.slopes[m % tile.heads_per_group] * kLog2E;
+    for (int64_t t = 0; t < num_keys; ++t) {
+      s.scores[t * s.num_queries + m] += slope * (static_cast<float>(key + t) - s.position[m]);
+    }
+  }
+}
+
 void attention_tile(const AttentionTile& tile, float* scratch) {
   const TileScratch s = tile_scratch(tile.num_tokens, tile.heads_per_group, tile.head_size, scratch);
   pack_queries(tile, s);
@@ -389,6 +399,7 @@ void attention_tile(const AttentionTile& tile, float* scratch) {
         store(s.scores + i, cap_score(load(s.scores + i), tile.softcap));
       }
     }
+    if (tile.slopes != nullptr) add_distances(tile, key, num_keys, s);
     const bool has_future_keys = is_causal && key + num_keys - 1 > tile.first_position;
     const bool has_past_keys = tile.window > 0 && key <= last_position - tile.window;
     if (has_future_keys || has_past_keys) mask_scores(tile, key, num_keys, s);
@@ -450,6 +461,9 @@ void attention_partial(const AttentionTile& tile, int64_t begin_key, int64_t end
 
   for (int64_t h = 0; h < num_heads; ++h) {
     float* scores = s.scores + h * (kPartialKeys + 4);
+    for (int64_t t = 0; tile.slopes != nullptr && t < num_keys; ++t) {
+      scores[t] += tile.slopes[h] * kLog2E * static_cast<float>(begin_key + t - tile.first_position);
+    }
     Vec largest = set1(kLowest), sum = zero();
     for (int64_t t = 0; t < num_keys; t += kLanes) {
       Vec score = load_part(scores + t, num_keys - t);

@@ -192,7 +192,8 @@ TEST(DecoderFunctionsEmbedding, ItsGradientIsSummedInFloat32) {
     ids_BT[0][17] = 5;
     const at::Tensor gradient_BTD =
         at::full({1, num_tokens, width}, 1.0, at::kFloat).mul(1.0 + 0.25 * std::ldexp(1.0, -7));
-    const at::Tensor found_VD = functions.embedding_gradient(ids_BT, gradient_BTD, model.vocabulary_size);
+    const at::Tensor found_VD =
+        functions.embedding_gradient(ids_BT, gradient_BTD, at::empty({model.vocabulary_size, width}, at::kBFloat16));
     const double each = (1.0 + 0.25 * std::ldexp(1.0, -7)) * static_cast<double>(model.embedding_scale);
     for (int64_t v = 0; v < model.vocabulary_size; ++v) {
       const double expected = each * (v == 3 ? 599.0 : v == 5 ? 1.0 : 0.0);

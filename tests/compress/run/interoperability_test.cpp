@@ -110,6 +110,9 @@ TEST_F(Interoperability, TransformersReadsTheWeightsThatWeStored) {
       {"cohere2_parallel_windows", "rtn: {bits: 8, group_size: -1}"},
       {"opt_learned_positions", "awq: {}\n  - gptq: {bits: 4, group_size: -1}"},
       {"gpt_neox_parallel", "gptq: {bits: 4, group_size: -1, symmetric: false}"},
+      {"gpt2_transposed", "sparsegpt: {pattern: \"2:4\"}"},
+      {"bloom_distances", "awq: {}\n  - gptq: {bits: 4, group_size: -1}"},
+      {"mpt_distances_bf16", "sparsegpt: {pattern: \"2:4\"}"},
       {"granite_factors", "sparsegpt: {pattern: \"2:4\"}"},
       {"qwen2_biases_tied", "rtn: {bits: 4, group_size: 32}\n  - distill: {text: " + text +
                                 ", validation_text: " + text +

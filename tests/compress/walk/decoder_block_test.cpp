@@ -55,7 +55,7 @@ std::vector<float> forward(const Checkpoint& checkpoint, std::span<const int32_t
   const auto num_tokens = static_cast<int64_t>(ids_T.size());
   at::Tensor hidden_TD = at::empty({num_tokens, model.hidden_size}, at::kFloat);
   embed(checkpoint.linear(checkpoint.embedding()), model.embedding_scale, ids_T, hidden_TD.data_ptr<float>());
-  add_positions(read_positions(checkpoint), model.first_position, num_tokens, hidden_TD.data_ptr<float>());
+  finish_embedding(read_embedding_rest(checkpoint), num_tokens, hidden_TD.data_ptr<float>());
   for (int64_t index = 0; index < static_cast<int64_t>(model.blocks.size()); ++index) {
     const DecoderBlock block(checkpoint, index, num_tokens);
     block.forward(hidden_TD);

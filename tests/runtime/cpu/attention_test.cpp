@@ -139,6 +139,28 @@ TEST_P(CpuAttention, SoftcapAndWindowEqualTheReference) {
   }
 }
 
+// A key whose weight counts has lost at most some 20 of its score, which is rounded a few times.
+TEST_P(CpuAttention, ScoresThatFallWithTheDistanceEqualTheReference) {
+  const std::vector<float> slopes_H = {0.5f, 0.25f, 0.0625f, 0.00390625f};
+  for (const int64_t num_kv_heads : {1, 2, 4}) {
+    for (const int64_t window : {0, 33}) {
+      AttentionShape shape = shape_of(4, num_kv_heads, 16, 0.0f, window);
+      shape.slopes_H = slopes_H.data();
+      AttentionInput input(shape, {{0, 140, 0, 0}, {140, 60, 77, 140}, {200, 1, 600, 300}, {201, 2, 400, 1000}}, 61);
+      const GuardedFloats expected = input.run(*reference_), actual = input.run(*backend_);
+      expect_close(expected.span(), actual.span(),
+                   input.tolerance() + 4 * 20 * kUnitRoundoff * largest_magnitude(input.values.span()));
+      input.shape.slopes_H = nullptr;
+      EXPECT_FALSE(same_bits(actual.span(), input.run(*backend_).span()));
+    }
+  }
+  AttentionShape both_ways = shape_of(4, 4, 16);
+  both_ways.causal = false;
+  both_ways.slopes_H = slopes_H.data();
+  AttentionInput input(both_ways, {{0, 5, 0, 0}}, 62);
+  EXPECT_THROW(input.run(*backend_), std::invalid_argument);
+}
+
 // Both backends read the same codes, so only the arithmetic on the expanded values differs.
 TEST_P(CpuAttention, EightBitKeysAndValuesEqualTheReference) {
   std::mt19937 random(7);

@@ -322,7 +322,9 @@ class ReferenceBackend final : public HostBackend {
     for (int64_t r = 0; r < num_rows; ++r) {
       float* hidden = hidden_RD + r * width;
       std::vector<double> row;
-      for (int64_t i = 0; i < width; ++i) row.push_back(static_cast<double>(hidden[i] + delta_RD[r * width + i]));
+      for (int64_t i = 0; i < width; ++i) {
+        row.push_back(static_cast<double>(delta_RD != nullptr ? hidden[i] + delta_RD[r * width + i] : hidden[i]));
+      }
       layer_norm(row, norm);
       for (int64_t i = 0; i < width; ++i) hidden[i] = static_cast<float>(row[static_cast<size_t>(i)]);
     }
@@ -446,7 +448,8 @@ class ReferenceBackend final : public HostBackend {
       for (int64_t k = 0; k < size; ++k) {
         dot += static_cast<double>(q_K[k]) * cached(cache.keys, cache.key_codes, cache.key_grids, offset(t), k, size);
       }
-      scores.push_back(capped(dot * shape.scale, shape.softcap));
+      const double slope = shape.slopes_H != nullptr ? static_cast<double>(shape.slopes_H[head]) : 0.0;
+      scores.push_back(capped(dot * shape.scale, shape.softcap) - slope * static_cast<double>(position - t));
     }
     const double largest = *std::max_element(scores.begin(), scores.end());
     double sum = 0.0;

@@ -524,6 +524,37 @@ TEST(ModelDescription, Gpt2HasKeysOfItsOwnAndTransposedWeights) {
   expect_all_in(refusal(changed(config, "n_head", 5)), {"n_head", "a divisor of n_embd (32)"});
 }
 
+// The slopes are those of get_slopes of the ALiBi paper's code.
+TEST(ModelDescription, ScoresOfBloomAndMptFallWithTheDistance) {
+  const ModelDescription bloom = describe_golden("bloom_distances");
+  const double exponents[] = {2.0, 4.0, 6.0, 8.0, 1.0, 3.0};  // of six heads
+  ASSERT_EQ(bloom.alibi_slopes_H.size(), 6u);
+  for (size_t h = 0; h < 6; ++h)
+    EXPECT_FLOAT_EQ(bloom.alibi_slopes_H[h], std::exp2f(static_cast<float>(-exponents[h])));
+  EXPECT_EQ(bloom.embedding_norm.name, "transformer.word_embeddings_layernorm");
+  EXPECT_EQ(bloom.feed_forward_size, 192);
+  EXPECT_EQ(bloom.activation, Activation::gelu_tanh);
+  EXPECT_FALSE(bloom.blocks[0].qkv_rows.empty());
+  const Json config = read_json(kGolden / "bloom_distances/config.json");
+  EXPECT_EQ(describe(without(config, "seq_length")).context_length, 2048);
+  expect_all_in(refusal(changed(config, "apply_residual_connection_post_layernorm", true)),
+                {"apply_residual_connection_post_layernorm", "false"});
+
+  const ModelDescription mpt = describe_golden("mpt_distances_bf16");
+  EXPECT_EQ(mpt.alibi_slopes_H, (std::vector<float>{0.25f, 0.0625f, 0.015625f, 0.00390625f}));
+  EXPECT_FALSE(mpt.embedding_norm.exists() || mpt.final_norm.has_bias || mpt.blocks[0].o.has_bias);
+  const Json other = read_json(kGolden / "mpt_distances_bf16/config.json");
+  EXPECT_NO_THROW(describe(changed(other, "architectures", {"MPTForCausalLM"})));
+  EXPECT_FLOAT_EQ(describe(without(other, "attn_config")).alibi_slopes_H[0], 0.25f);
+  expect_all_in(refusal(changed(other, "logit_scale", 0.5)), {"logit_scale", "null", "0.5"});
+  for (const auto& [key, value] : std::vector<std::pair<std::string, Json>>{
+           {"alibi", false}, {"qk_ln", true}, {"clip_qkv", 8}, {"softmax_scale", 0.1}, {"alibi_bias_max", 6}}) {
+    Json refused = other;
+    refused["attn_config"][key] = value;
+    expect_all_in(refusal(refused), {"attn_config." + key, "expected"});
+  }
+}
+
 TEST(ModelDescription, GptNeoxHasItsHeadsOneByOne) {
   const ModelDescription model = describe_golden("gpt_neox_parallel");
   const BlockDescription& block = model.blocks[0];
