@@ -1,13 +1,19 @@
 #include "runtime/chat/jinja_filters.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <string>
+#include <unordered_set>
 
 #include "runtime/chat/jinja_operations.h"
 #include "runtime/chat/jinja_text.h"
+#include "runtime/chat/python_case.h"
+#include "runtime/system/interrupt.h"
 #include "runtime/text/unicode.h"
 
 namespace pare::runtime {
@@ -28,13 +34,25 @@ Value change_case(const Value& value, Arguments&) {
 
 // Jinja's own rule: after white space and after -({[< a word begins.
 Value title(const Value& value, Arguments&) {
-  std::string text = with_case(text_of(value), LetterCase::lower);
-  bool starts_word = true;
-  for (char& c : text) {
-    if (starts_word && c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
-    starts_word = std::string_view("-({[< \t\n\r\v\f").find(c) != std::string_view::npos;
+  const std::string text = text_of(value);
+  const auto ends_word = [&](size_t at) {
+    return is_python_space(utf8_decode(text, at)) || std::string_view("-({[<").find(text[at]) != std::string_view::npos;
+  };
+  std::string result;
+  for (size_t at = 0; at < text.size();) {
+    size_t end = at;
+    while (end < text.size() && !ends_word(end)) end += utf8_length(text[end]);
+    if (end > at) {
+      const size_t first = utf8_length(text[at]);
+      result += with_case(text.substr(at, first), LetterCase::upper);
+      result += with_case(std::string_view(text).substr(at + first, end - at - first), LetterCase::lower);
+    } else {
+      end += utf8_length(text[end]);
+      result += text.substr(at, end - at);
+    }
+    at = end;
   }
-  return text;
+  return result;
 }
 
 Value default_value(const Value& value, Arguments& arguments) {
@@ -58,6 +76,7 @@ Value join(const Value& value, Arguments& arguments) {
     if (!is_first) text += between;
     is_first = false;
     text += text_of(attribute.is_none() ? item : jinja_path(item, attribute));
+    check_jinja_text(text.size());
   }
   return text;
 }
@@ -72,20 +91,23 @@ Value replace(const Value& value, Arguments& arguments) {
 Value indent(const Value& value, Arguments& arguments) {
   const Value width = arguments.take("width", 4);
   const bool first = arguments.take("first", false).is_true(), blank = arguments.take("blank", false).is_true();
+  if (width.text() == nullptr && !width.is_integral()) {
+    throw JinjaError(std::string("indent: expected a whole number or a text as 'width', found ") + width.type_name());
+  }
   if (width.is_integral() && width.as_integer() > 1000) throw JinjaError("indent: the width is too large");
   const std::string spaces = width.text() != nullptr
                                  ? *width.text()
                                  : std::string(static_cast<size_t>(std::max<int64_t>(0, width.as_integer())), ' ');
-  const std::string text = text_of(value);
+  // As in Jinja, a line break at the end is one more line.
+  Arguments none;
+  const Value lines = *call_jinja_method(Value(text_of(value) + "\n"), "splitlines", none);
   std::string result = first ? spaces : "";
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    if (begin > 0) {
-      result += '\n';
-      if (blank || end > begin) result += spaces;
-    }
-    result.append(text, begin, end - begin);
-    begin = end + 1;
+  for (size_t i = 0; i < lines.list()->items.size(); ++i) {
+    const std::string& line = *lines.list()->items[i].text();
+    if (i > 0) result += '\n';
+    if (i > 0 && (blank || !line.empty())) result += spaces;
+    result += line;
+    check_jinja_text(result.size());
   }
   return result;
 }
@@ -94,10 +116,15 @@ Value indent(const Value& value, Arguments& arguments) {
 template <typename Number>
 std::optional<Number> parse_number(std::string_view text) {
   text = strip(text, {});
-  if (text.starts_with('+')) text.remove_prefix(1);
+  if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
+  std::string digits;
+  for (size_t i = 0; i < text.size(); ++i) {  // an underscore may stand between two digits
+    const auto is_digit = [&](size_t at) { return at < text.size() && text[at] >= '0' && text[at] <= '9'; };
+    if (text[i] != '_' || i == 0 || !is_digit(i - 1) || !is_digit(i + 1)) digits += text[i];
+  }
   Number number = 0;
-  const std::from_chars_result read = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (text.empty() || read.ec != std::errc() || read.ptr != text.data() + text.size()) return std::nullopt;
+  const std::from_chars_result read = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  if (digits.empty() || read.ec != std::errc() || read.ptr != digits.data() + digits.size()) return std::nullopt;
   return number;
 }
 
@@ -122,21 +149,15 @@ Value to_real(const Value& value, Arguments& arguments) {
   return number ? Value(*number) : otherwise;
 }
 
-std::string ascii_lower(std::string text) {
-  for (char& c : text) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return text;
-}
-
 // Returns what an item is ordered or told apart by.
 struct Key {
   Value attribute;
   bool case_sensitive;
 
   Value operator()(const Value& item) const {
+    throw_if_interrupted();
     const Value key = attribute.is_none() ? item : jinja_path(item, attribute);
-    return case_sensitive || key.text() == nullptr ? key : Value(ascii_lower(*key.text()));
+    return case_sensitive || key.text() == nullptr ? key : Value(with_case(*key.text(), LetterCase::lower));
   }
 };
 
@@ -177,12 +198,10 @@ Value items(const Value& value, Arguments&) {
 Value unique(const Value& value, Arguments& arguments) {
   const bool case_sensitive = arguments.take("case_sensitive", false).is_true();
   const Key key{arguments.take("attribute", JinjaNone{}), case_sensitive};
-  std::vector<Value> kept, keys;
+  std::vector<Value> kept;
+  std::unordered_set<std::string> keys;
   for (const Value& item : jinja_items(value)) {
-    Value its_key = key(item);
-    if (std::ranges::find(keys, its_key) != keys.end()) continue;
-    keys.push_back(std::move(its_key));
-    kept.push_back(item);
+    if (keys.insert(jinja_key(key(item))).second) kept.push_back(item);
   }
   return kept;
 }
@@ -203,40 +222,69 @@ Value sum(const Value& value, Arguments& arguments) {
   const Value attribute = arguments.take("attribute", JinjaNone{});
   Value total = arguments.take("start", 0);
   for (const Value& item : jinja_items(value)) {
+    throw_if_interrupted();
     total = jinja_binary(JinjaOperator::add, total, attribute.is_none() ? item : jinja_path(item, attribute));
   }
   return total;
 }
 
-Value first(const Value& value, Arguments&) {
-  const std::vector<Value> all = jinja_items(value);
-  return all.empty() ? Value(JinjaUndefined{"the first item of an empty list"}) : all.front();
-}
-
-Value last(const Value& value, Arguments&) {
-  const std::vector<Value> all = jinja_items(value);
-  return all.empty() ? Value(JinjaUndefined{"the last item of an empty list"}) : all.back();
+// value[0] or value[-1] of what a loop sees.
+Value item_at(const Value& value, int64_t index, const char* name) {
+  if (jinja_length(value) == 0) return JinjaUndefined{name};
+  return value.dict() == nullptr ? jinja_item(value, index)
+         : index == 0            ? value.dict()->items.front().first
+                                 : value.dict()->items.back().first;
 }
 
 Value reverse(const Value& value, Arguments&) {
+  if (value.text() != nullptr) return jinja_slice(value, JinjaNone{}, JinjaNone{}, -1);
   std::vector<Value> all = jinja_items(value);
   std::ranges::reverse(all);
-  if (value.text() == nullptr) return all;
-  std::string text;
-  for (const Value& character : all) text += *character.text();
-  return text;
+  return all;
+}
+
+// Python's round() of a whole number to a multiple of 10 ^ digits; halves to even.
+Value rounded_to_tens(int64_t number, int64_t digits) {
+  if (digits > 18) return 0;
+  int64_t unit = 1;
+  for (int64_t i = 0; i < digits; ++i) unit *= 10;
+  const int64_t rest = number % unit, size = std::abs(rest), base = number - rest;
+  const bool goes_out = size > unit - size || (size == unit - size && base / unit % 2 != 0);
+  return goes_out ? jinja_binary(JinjaOperator::add, base, number < 0 ? -unit : unit) : Value(base);
+}
+
+// Python's round(): the double nearest to the decimal number nearest to `number`, whose halves go to even.
+double rounded(double number, int64_t digits) {
+  constexpr int64_t kMostDigits = 323;  // a double has no further ones
+  if (!std::isfinite(number) || digits > kMostDigits) return number;
+  if (digits >= 0) {
+    std::array<char, 700> text;
+    std::snprintf(text.data(), text.size(), "%.*f", static_cast<int>(digits), number);
+    return std::strtod(text.data(), nullptr);
+  }
+  if (digits < -308) return 0.0 * number;
+  // All steps but the last one are exact up to 10 ^ 27, the greatest power that a long double holds.
+  const long double unit = std::pow(10.0L, static_cast<long double>(-digits)), size = std::fabs(number);
+  const long double rest = std::fmod(size, unit), base = size - rest;
+  const bool goes_out = rest > unit - rest || (rest == unit - rest && std::fmod(base, 2 * unit) != 0);
+  return std::copysign(static_cast<double>(goes_out ? base + unit : base), number);
 }
 
 Value round(const Value& value, Arguments& arguments) {
   const int64_t precision = arguments.take_integer("precision", 0);
   const std::string method = arguments.take_text("method", "common");
   if (!value.is_number()) throw JinjaError(std::string("round: expected a number, found ") + value.type_name());
+  if (method == "common") {
+    if (value.real() != nullptr) return rounded(*value.real(), precision);
+    return precision >= 0 ? value.as_integer()
+                          : rounded_to_tens(value.as_integer(), -std::max<int64_t>(precision, -99));
+  }
+  if (method != "ceil" && method != "floor") {
+    throw JinjaError("round: expected 'common', 'ceil' or 'floor', found '" + method + "'");
+  }
   const double scale = std::pow(10.0, static_cast<double>(precision)), scaled = value.as_real() * scale;
-  if (method == "ceil") return std::ceil(scaled) / scale;
-  if (method == "floor") return std::floor(scaled) / scale;
-  if (method != "common") throw JinjaError("round: expected 'common', 'ceil' or 'floor', found '" + method + "'");
-  if (value.is_integral() && precision >= 0) return value.as_integer();
-  return std::nearbyint(scaled) / scale;  // halves to even, as in Python
+  if (scale == 0 || !std::isfinite(scaled)) throw JinjaError("round: the number has not so many digits");
+  return (method == "ceil" ? std::ceil(scaled) : std::floor(scaled)) / scale;
 }
 
 Value absolute(const Value& value, Arguments&) {
@@ -326,6 +374,7 @@ Value escape(const Value& value, Arguments&) {
       default:
         text += c;
     }
+    check_jinja_text(text.size());
   }
   return text;
 }
@@ -333,8 +382,8 @@ Value escape(const Value& value, Arguments&) {
 Value center(const Value& value, Arguments& arguments) {
   const int64_t width = arguments.take_integer("width", 80);
   const std::string text = text_of(value);
+  if (width <= num_characters(text)) return text;
   const int64_t missing = width - num_characters(text);
-  if (missing <= 0) return text;
   if (missing > 10'000) throw JinjaError("center: the width is too large");
   const int64_t left = missing / 2 + (missing & width & 1);
   return std::string(static_cast<size_t>(left), ' ') + text + std::string(static_cast<size_t>(missing - left), ' ');
@@ -346,9 +395,10 @@ Value truncate(const Value& value, Arguments& arguments) {
   const std::string end = arguments.take_text("end", "...");
   const int64_t leeway = arguments.take_integer("leeway", 5);
   const std::string text = text_of(value);
+  if (length < num_characters(end)) throw JinjaError("truncate: the length is below that of its end");
+  if (leeway < 0) throw JinjaError("truncate: the leeway is below 0");
   const int64_t kept = length - num_characters(end);
-  if (kept < 0 || leeway < 0) throw JinjaError("truncate: the length is below that of its end");
-  if (num_characters(text) <= length + leeway) return text;
+  if (num_characters(text) - length <= leeway) return text;
   std::string result = *jinja_slice(text, JinjaNone{}, kept, JinjaNone{}).text();
   if (!cuts_words) result = result.substr(0, std::min(result.rfind(' '), result.size()));
   return result + end;
@@ -357,9 +407,10 @@ Value truncate(const Value& value, Arguments& arguments) {
 Value count_words(const Value& value, Arguments&) {
   int64_t count = 0;
   bool in_word = false;
-  for (const char c : text_of(value)) {
-    const bool is_of_word = c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-                            static_cast<unsigned char>(c) >= 0x80;
+  const std::string text = text_of(value);
+  for (size_t at = 0; at < text.size(); at += utf8_length(text[at])) {
+    const char32_t c = utf8_decode(text, at);
+    const bool is_of_word = c == U'_' || is_python_alphanumeric(c);
     count += is_of_word && !in_word ? 1 : 0;
     in_word = is_of_word;
   }
@@ -393,9 +444,13 @@ Value map(const Value& value, Arguments& arguments) {
   if (!is_jinja_filter(name)) throw JinjaError("map: there is no filter called '" + name + "'");
   const Arguments rest = rest_of(arguments, name);
   if (!value.is_true()) return results;  // Jinja takes none for an empty list here
+  size_t num_bytes = 0;
   for (const Value& item : jinja_items(value)) {
     Arguments call = rest;
+    throw_if_interrupted();
     results.push_back(apply_jinja_filter(name, item, call));
+    num_bytes += results.back().own_bytes();
+    check_jinja_text(num_bytes);
   }
   return results;
 }
@@ -433,7 +488,7 @@ const std::map<std::string_view, Filter>& filters() {
       {"dictsort", sort_dict},
       {"e", escape},
       {"escape", escape},
-      {"first", first},
+      {"first", [](const Value& v, Arguments&) { return item_at(v, 0, "the first item of an empty list"); }},
       {"float", to_real},
       {"format",
        [](const Value& v, Arguments& a) { return Value(jinja_format(text_of(v), rest_of(a, "format").positional)); }},
@@ -442,7 +497,7 @@ const std::map<std::string_view, Filter>& filters() {
       {"int", to_integer},
       {"items", items},
       {"join", join},
-      {"last", last},
+      {"last", [](const Value& v, Arguments&) { return item_at(v, -1, "the last item of an empty list"); }},
       {"length", [](const Value& v, Arguments&) { return Value(jinja_length(v)); }},
       {"list", [](const Value& v, Arguments&) { return Value(jinja_items(v)); }},
       {"lower", change_case<LetterCase::lower>},

@@ -13,6 +13,7 @@
 #include "runtime/chat/jinja_lexer.h"
 #include "runtime/chat/jinja_operations.h"
 #include "runtime/chat/jinja_text.h"
+#include "runtime/system/interrupt.h"
 
 namespace pare::runtime {
 namespace {
@@ -76,16 +77,35 @@ class Interpreter {
 
  private:
   void count_step(int line) {
+    throw_if_interrupted();
     line_ = line;
-    if (++num_steps_ > kMaxSteps) {
+    count_steps(1);
+  }
+  void count_steps(int64_t steps) {
+    num_steps_ += steps;
+    if (num_steps_ > kMaxSteps) {
       throw JinjaError("the template does not end after " + std::to_string(kMaxSteps) + " steps");
     }
+  }
+
+  // Counts what an operation may look through, of which a step's time does for some.
+  void count_work(const JinjaValue& value) {
+    constexpr int64_t kItemsAStep = 1024, kBytesAStep = 256;
+    if (value.text() != nullptr) count_steps(static_cast<int64_t>(value.text()->size()) / kBytesAStep);
+    if (value.list() != nullptr) count_steps(jinja_length(value) / kItemsAStep);
+  }
+  void count_comparison(const JinjaValue& value) {
+    constexpr int64_t kValuesAStep = 16;
+    count_work(value);
+    count_steps(value.num_values() / kValuesAStep);
   }
 
   // Counts what an operation made, so that no template fills the memory.
   void count_bytes(const JinjaValue& value) {
     if (value.text() != nullptr) count_bytes(value.text()->size());
-    if (value.list() != nullptr) count_bytes(value.list()->items.size() * sizeof(JinjaValue));
+    if (value.list() == nullptr) return;
+    count_bytes(value.list()->items.size() * sizeof(JinjaValue));
+    for (const JinjaValue& item : value.list()->items) count_bytes(item.own_bytes());
   }
   void count_bytes(size_t bytes) {
     num_bytes_ += static_cast<int64_t>(bytes);
@@ -125,8 +145,13 @@ class Interpreter {
     return body(inner);
   }
 
-  static void keep(Scope& scope) {
-    for (Scope* s = &scope; s != nullptr && !s->is_kept; s = s->outer) s->is_kept = true;
+  // Lets the scope live as long as the interpreter.
+  void keep(Scope& scope) {
+    for (Scope* s = &scope; s != nullptr && !s->is_kept; s = s->outer) {
+      s->is_kept = true;
+      constexpr size_t kBytesAName = 512;  // with its value and the macro, generously
+      count_bytes(sizeof(Scope) + (s->names.size() + 1) * kBytesAName);
+    }
   }
 
   void add_globals(Scope& globals) {
@@ -162,19 +187,19 @@ class Interpreter {
   }
 
   static JinjaDict make_dict(JinjaArguments& arguments) {
-    JinjaDict dict;
+    JinjaDictMaker maker;
     const JinjaValue first = arguments.take("");
     if (first.dict() != nullptr) {
-      dict.items = first.dict()->items;
+      for (const auto& [key, value] : first.dict()->items) maker.set(key, value);
     } else if (!first.is_undefined()) {
       for (const JinjaValue& pair : jinja_items(first)) {
         if (jinja_length(pair) != 2) throw JinjaError(arguments.callee + ": expected pairs");
-        dict.set(jinja_item(pair, 0), jinja_item(pair, 1));
+        maker.set(jinja_item(pair, 0), jinja_item(pair, 1));
       }
     }
-    for (auto& [name, value] : arguments.named) dict.set(name, std::move(value));
+    for (auto& [name, value] : arguments.named) maker.set(name, std::move(value));
     arguments.named.clear();
-    return dict;
+    return maker.take();
   }
 
   static JinjaValue make_namespace(JinjaArguments& arguments) {
@@ -220,15 +245,19 @@ class Interpreter {
         return list;
       }
       case Kind::dict: {
-        JinjaDict dict;
-        for (size_t i = 0; i < expression.operands.size(); i += 2) dict.set(operand(i), operand(i + 1));
-        return dict;
+        JinjaDictMaker maker;
+        for (size_t i = 0; i < expression.operands.size(); i += 2) {
+          JinjaValue key = operand(i);
+          maker.set(std::move(key), operand(i + 1));
+        }
+        return maker.take();
       }
       case Kind::attribute:
-        return attribute(operand(0), expression.name);
+        return named_if_undefined(attribute(operand(0), expression.name), expression);
       case Kind::subscript: {
         const JinjaValue value = operand(0);
-        return jinja_item(value, operand(1));
+        count_work(value);
+        return named_if_undefined(jinja_item(value, operand(1)), expression);
       }
       case Kind::slice:
         return slice(expression, scope);
@@ -276,6 +305,7 @@ class Interpreter {
     for (size_t i = 0; i < parts.size(); ++i) {
       if (expression.operands[i] != nullptr) parts[i] = evaluate(*expression.operands[i], scope);
     }
+    count_work(parts[0]);
     JinjaValue result = jinja_slice(parts[0], parts[1], parts[2], parts[3]);
     count_bytes(result);
     return result;
@@ -285,10 +315,30 @@ class Interpreter {
     JinjaValue left = evaluate(*expression.operands[0], scope);
     for (size_t i = 0; i < expression.comparisons.size(); ++i) {
       JinjaValue right = evaluate(*expression.operands[i + 1], scope);
+      count_comparison(right);
       if (!jinja_compare(expression.comparisons[i], left, right)) return false;
       left = std::move(right);
     }
     return true;
+  }
+
+  // Returns the value, or an undefined one that has the name by which the template asks for it: `messages[5].role`.
+  static JinjaValue named_if_undefined(JinjaValue value, const JinjaExpression& expression) {
+    return value.is_undefined() ? JinjaValue(JinjaUndefined{spelled(expression)}) : std::move(value);
+  }
+  static std::string spelled(const JinjaExpression& expression) {
+    switch (expression.kind) {
+      case Kind::name:
+        return expression.name;
+      case Kind::constant:
+        return jinja_repr(expression.value);
+      case Kind::attribute:
+        return spelled(*expression.operands[0]) + "." + expression.name;
+      case Kind::subscript:
+        return spelled(*expression.operands[0]) + "[" + spelled(*expression.operands[1]) + "]";
+      default:
+        return "(...)";
+    }
   }
 
   // value.name: a method bound to its value, or else an attribute.
@@ -329,6 +379,7 @@ class Interpreter {
     JinjaArguments arguments = evaluate_arguments(expression, name, scope);
     if (caller != nullptr) arguments.named.emplace_back("caller", *caller);
     JinjaValue target = value;
+    count_work(value);
     if (is_of_value) {
       // A dict's own key does not hide a method, as in Jinja.
       if (std::optional<JinjaValue> result = call_jinja_method(value, name, arguments)) {
@@ -355,6 +406,7 @@ class Interpreter {
 
   JinjaValue filter(const JinjaExpression& expression, const JinjaValue& value, Scope& scope) {
     JinjaArguments arguments = evaluate_arguments(expression, expression.name, scope);
+    count_work(value);
     JinjaValue result = apply_jinja_filter(expression.name, value, arguments);
     count_bytes(result);
     return result;

@@ -298,6 +298,7 @@ class Lexer {
     if (c == 'x' || c == 'u' || c == 'U') {
       return add_code_point(i + 1, c == 'x' ? 2 : c == 'u' ? 4 : 8, 16, /*exactly=*/true, value);
     }
+    if (c == 'N') fail("'\\N{...}': characters are not known by their names; write '\\u' and four hex digits");
     if (c >= '0' && c <= '7') return add_code_point(i, 3, 8, /*exactly=*/false, value);
     (value += '\\') += c;
     return i + 1;

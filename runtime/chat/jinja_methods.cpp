@@ -4,6 +4,8 @@
 
 #include "runtime/chat/jinja_operations.h"
 #include "runtime/chat/jinja_text.h"
+#include "runtime/chat/python_case.h"
+#include "runtime/system/interrupt.h"
 #include "runtime/text/unicode.h"
 
 namespace pare::runtime {
@@ -25,6 +27,7 @@ std::vector<std::string> words(std::string_view text, int64_t most, bool from_ri
   std::vector<std::string> all;
   const StripSides side{.left = !from_right, .right = from_right};
   for (text = strip(text, side); !text.empty(); text = strip(text, side)) {
+    check_jinja_items(all.size());
     size_t cut = from_right ? 0 : text.size();
     if (most < 0 || static_cast<int64_t>(all.size()) < most) {
       size_t at = from_right ? text.size() : 0;
@@ -46,7 +49,9 @@ std::vector<std::string> split_at(std::string_view text, std::string_view separa
   if (separator.empty()) throw JinjaError("split: the separator is empty");
   std::vector<std::string> all;
   while (most < 0 || static_cast<int64_t>(all.size()) < most) {
-    const size_t found = from_right ? text.rfind(separator) : text.find(separator);
+    throw_if_interrupted();
+    check_jinja_items(all.size());
+    const size_t found = from_right ? find_last(text, separator) : find_first(text, separator);
     if (found == std::string_view::npos) break;
     all.emplace_back(from_right ? text.substr(found + separator.size()) : text.substr(0, found));
     text = from_right ? text.substr(0, found) : text.substr(found + separator.size());
@@ -89,6 +94,7 @@ JinjaValue split_lines(const std::string& text, JinjaArguments& arguments) {
     if (is_break || next == text.size()) {
       lines.push_back(text.substr(begin, (is_break && !keeps_ends ? at : next) - begin));
       begin = next;
+      check_jinja_items(lines.size());
     }
     at = next;
   }
@@ -127,7 +133,7 @@ JinjaValue remove_affix(const std::string& text, JinjaArguments& arguments) {
 template <bool kFromRight, bool kMustBeThere>
 JinjaValue find_method(const std::string& text, JinjaArguments& arguments) {
   const std::string part = arguments.require_text("sub");
-  const size_t found = kFromRight ? text.rfind(part) : text.find(part);
+  const size_t found = kFromRight ? find_last(text, part) : find_first(text, part);
   if (found != std::string::npos) return num_characters(std::string_view(text).substr(0, found));
   if (kMustBeThere) throw JinjaError(arguments.callee + ": the text does not hold '" + part + "'");
   return -1;
@@ -137,7 +143,7 @@ JinjaValue count_method(const std::string& text, JinjaArguments& arguments) {
   const std::string part = arguments.require_text("sub");
   if (part.empty()) return num_characters(text) + 1;
   int64_t count = 0;
-  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++count;
+  for (size_t at = 0; (at = find_first(text, part, at)) != std::string::npos; at += part.size()) ++count;
   return count;
 }
 
@@ -154,11 +160,11 @@ JinjaValue join_method(const std::string& text, JinjaArguments& arguments) {
     if (!is_first) joined += text;
     is_first = false;
     joined += *item.text();
+    check_jinja_text(joined.size());
   }
   return joined;
 }
 
-// The isX methods know ASCII alone: they say no for other characters, but for isspace.
 template <bool (*kIsOne)(char32_t)>
 JinjaValue all_are(const std::string& text, JinjaArguments&) {
   for (size_t at = 0; at < text.size(); at += utf8_length(text[at])) {
@@ -166,29 +172,14 @@ JinjaValue all_are(const std::string& text, JinjaArguments&) {
   }
   return !text.empty();
 }
-constexpr bool is_digit_character(char32_t c) {
-  return c >= U'0' && c <= U'9';
-}
-constexpr bool is_lower(char32_t c) {
-  return c >= U'a' && c <= U'z';
-}
-constexpr bool is_upper(char32_t c) {
-  return c >= U'A' && c <= U'Z';
-}
-constexpr bool is_letter(char32_t c) {
-  return is_lower(c) || is_upper(c);
-}
-constexpr bool is_letter_or_digit(char32_t c) {
-  return is_letter(c) || is_digit_character(c);
-}
 
-// islower and isupper: there are letters, and none of the other case.
+// islower and isupper: there are letters of this case, and none of another.
 template <bool (*kIsWanted)(char32_t), bool (*kIsOther)(char32_t)>
-JinjaValue has_case(const std::string& text, JinjaArguments&) {
+JinjaValue has_one_case(const std::string& text, JinjaArguments&) {
   bool is_there = false;
   for (size_t at = 0; at < text.size(); at += utf8_length(text[at])) {
     const char32_t c = utf8_decode(text, at);
-    if (kIsOther(c)) return false;
+    if (kIsOther(c) || is_python_title(c)) return false;
     is_there = is_there || kIsWanted(c);
   }
   return is_there;
@@ -201,6 +192,7 @@ JinjaValue format_method(const std::string& text, JinjaArguments& arguments) {
   bool has_index = false;
   const std::vector<JinjaValue> positional = arguments.positional;
   for (size_t i = 0; i < text.size(); ++i) {
+    check_jinja_text(result.size());
     if ((text[i] == '{' || text[i] == '}') && i + 1 < text.size() && text[i + 1] == text[i]) {
       result += text[i++];
       continue;
@@ -212,9 +204,8 @@ JinjaValue format_method(const std::string& text, JinjaArguments& arguments) {
     const size_t end = text.find('}', i);
     if (end == std::string::npos) throw JinjaError("format: '" + text + "' has a brace that does not end");
     const std::string field = text.substr(i + 1, end - i - 1);
-    const bool is_index = !field.empty() && field.size() < 4 && std::ranges::all_of(field, [](char c) {
-      return is_digit_character(static_cast<unsigned char>(c));
-    });
+    const bool is_index =
+        !field.empty() && field.size() < 4 && std::ranges::all_of(field, [](char c) { return c >= '0' && c <= '9'; });
     if (field.empty() || is_index) {
       if (is_index ? next > 0 : has_index) throw JinjaError("format: '" + text + "' mixes {} and {0}");
       has_index = is_index;
@@ -259,14 +250,14 @@ const std::map<std::string_view, TextMethod>& text_methods() {
       {"replace", replace_method},
       {"join", join_method},
       {"format", format_method},
-      {"isdigit", all_are<is_digit_character>},
-      {"isnumeric", all_are<is_digit_character>},
-      {"isdecimal", all_are<is_digit_character>},
-      {"isalpha", all_are<is_letter>},
-      {"isalnum", all_are<is_letter_or_digit>},
+      {"isdigit", all_are<is_python_digit>},
+      {"isnumeric", all_are<is_python_numeric>},
+      {"isdecimal", all_are<is_python_decimal>},
+      {"isalpha", all_are<is_python_alphabetic>},
+      {"isalnum", all_are<is_python_alphanumeric>},
       {"isspace", all_are<is_python_space>},
-      {"islower", has_case<is_lower, is_upper>},
-      {"isupper", has_case<is_upper, is_lower>},
+      {"islower", has_one_case<is_python_lower, is_python_upper>},
+      {"isupper", has_one_case<is_python_upper, is_python_lower>},
   };
   return kMethods;
 }

@@ -5,16 +5,16 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 
 #include "runtime/chat/jinja_text.h"
+#include "runtime/text/unicode.h"
 
 namespace pare::runtime {
 namespace {
 
-// The limits of one text or list that a template makes. A chat is far shorter; `'x' * n` must not take the machine's
-// memory.
-constexpr int64_t kMaxTextBytes = int64_t{64} << 20;
-constexpr int64_t kMaxItems = int64_t{1} << 20;
+constexpr auto kMaxTextBytes = static_cast<int64_t>(kMaxJinjaText);
+constexpr int64_t kMaxItems = int64_t{1} << 20;  // of one list
 
 [[noreturn]] void fail_undefined(const JinjaValue& value) {
   throw JinjaError("'" + value.undefined()->name + "' is undefined");
@@ -118,14 +118,11 @@ JinjaValue repeated(const JinjaValue& value, int64_t count) {
 
 JinjaValue joined_values(const JinjaValue& a, const JinjaValue& b) {
   if (a.text() != nullptr && b.text() != nullptr) {
-    if (static_cast<int64_t>(a.text()->size() + b.text()->size()) > kMaxTextBytes)
-      throw JinjaError("a text is too long");
+    check_jinja_text(a.text()->size() + b.text()->size());
     return *a.text() + *b.text();
   }
   if (a.list() == nullptr || b.list() == nullptr || a.list()->is_tuple != b.list()->is_tuple) fail_types("+", a, b);
-  if (static_cast<int64_t>(a.list()->items.size() + b.list()->items.size()) > kMaxItems) {
-    throw JinjaError("a list is too long");
-  }
+  check_jinja_items(a.list()->items.size() + b.list()->items.size());
   JinjaList result{.items = a.list()->items, .is_tuple = a.list()->is_tuple};
   result.items.insert(result.items.end(), b.list()->items.begin(), b.list()->items.end());
   return result;
@@ -134,12 +131,57 @@ JinjaValue joined_values(const JinjaValue& a, const JinjaValue& b) {
 bool contains(const JinjaValue& container, const JinjaValue& item) {
   if (const std::string* text = container.text()) {
     if (item.text() == nullptr) fail_types("in", item, container);
-    return text->find(*item.text()) != std::string::npos;
+    return find_first(*text, *item.text()) != std::string::npos;
   }
   if (const JinjaList* list = container.list()) return std::ranges::find(list->items, item) != list->items.end();
   if (const JinjaDict* dict = container.dict()) return dict->find(item) != nullptr;
   if (container.is_undefined()) return false;
   fail_types("in", item, container);
+}
+
+// Returns the byte at which the character `count` after (or before) the one at byte `at` starts.
+size_t offset_of(std::string_view text, size_t at, int64_t count) {
+  for (; count > 0; --count) at += utf8_length(text[at]);
+  for (; count < 0; ++count) at = utf8_previous(text, at);
+  return at;
+}
+
+// text[from:to:by], where both are characters of the text, or its ends.
+std::string text_slice(std::string_view text, int64_t from, int64_t to, int64_t by) {
+  if (by > 0 ? from >= to : from <= to) return "";
+  size_t at = offset_of(text, 0, from);
+  if (by == 1) return std::string(text.substr(at, offset_of(text, at, to - from) - at));
+  std::string taken;
+  for (int64_t i = from;; i += by) {
+    taken += text.substr(at, utf8_length(text[at]));
+    if (by > 0 ? by >= to - i : by <= to - i) return taken;
+    at = offset_of(text, at, by);
+  }
+}
+
+void add_key(const JinjaValue& value, std::string& key) {
+  if (value.text() != nullptr) {
+    key += "text " + std::to_string(value.text()->size()) + " " + *value.text();
+  } else if (value.is_number()) {  // 1, 1.0 and true are one key
+    const bool is_whole =
+        value.is_integral() || (std::trunc(value.as_real()) == value.as_real() && std::abs(value.as_real()) < 9e18);
+    key += is_whole ? "number " + std::to_string(value.is_integral() ? value.as_integer()
+                                                                     : static_cast<int64_t>(value.as_real()))
+                    : "number " + jinja_repr(value);
+  } else if (value.list() != nullptr && value.list()->is_tuple) {
+    key += "tuple " + std::to_string(value.list()->items.size());
+    for (const JinjaValue& item : value.list()->items) add_key(item, key);
+  } else if (value.function() != nullptr || value.names() != nullptr) {
+    const void* object = value.names();
+    if (value.function() != nullptr) object = value.function();
+    key += "object " + std::to_string(reinterpret_cast<uintptr_t>(object));
+  } else if (value.list() != nullptr || value.dict() != nullptr) {
+    throw JinjaError(std::string("a ") + value.type_name() + " cannot be a key");
+  } else {
+    key += value.type_name();
+  }
+  key += ";";
+  check_jinja_text(key.size());
 }
 
 // Returns the index of a Python slice's bound within [lowest, highest].
@@ -226,6 +268,7 @@ std::vector<JinjaValue> jinja_items(const JinjaValue& value) {
   if (const JinjaDict* dict = value.dict()) {
     for (const auto& [key, item] : dict->items) items.push_back(key);
   } else if (const std::string* text = value.text()) {
+    check_jinja_items(static_cast<size_t>(num_characters(*text)));
     for (std::string& character : characters(*text)) items.emplace_back(std::move(character));
   } else if (!value.is_undefined()) {
     throw JinjaError(std::string("cannot loop over ") + value.type_name());
@@ -249,7 +292,8 @@ JinjaValue jinja_item(const JinjaValue& value, const JinjaValue& key) {
     const int64_t length = jinja_length(value), index = key.as_integer() + (key.as_integer() < 0 ? length : 0);
     if (index >= 0 && index < length) {
       if (value.list() != nullptr) return value.list()->items[static_cast<size_t>(index)];
-      return characters(*value.text())[static_cast<size_t>(index)];
+      const size_t at = offset_of(*value.text(), 0, index);
+      return value.text()->substr(at, utf8_length((*value.text())[at]));
     }
   } else if (value.names() != nullptr && key.text() != nullptr) {
     return jinja_attribute(value, *key.text());
@@ -297,18 +341,50 @@ JinjaValue jinja_slice(const JinjaValue& value, const JinjaValue& first, const J
   const int64_t lowest = is_forward ? 0 : -1, highest = is_forward ? length : length - 1;
   const int64_t from = bound(first, is_forward ? 0 : length - 1, length, lowest, highest);
   const int64_t to = bound(last, is_forward ? length : -1, length, lowest, highest);
-  const std::vector<JinjaValue> items = jinja_items(value);
-  JinjaList taken{.items = {}, .is_tuple = value.list() != nullptr && value.list()->is_tuple};
+  if (value.text() != nullptr) return text_slice(*value.text(), from, to, by);
+  JinjaList taken{.items = {}, .is_tuple = value.list()->is_tuple};
   // The distance that is left is compared, so that no sum can overflow.
   for (int64_t i = from; is_forward ? i < to : i > to;) {
-    taken.items.push_back(items[static_cast<size_t>(i)]);
+    taken.items.push_back(value.list()->items[static_cast<size_t>(i)]);
     if (is_forward ? by >= to - i : by <= to - i) break;
     i += by;
   }
-  if (value.list() != nullptr) return taken;
-  std::string text;
-  for (const JinjaValue& character : taken.items) text += *character.text();
-  return text;
+  return taken;
+}
+
+std::string jinja_key(const JinjaValue& value) {
+  std::string key;
+  add_key(value, key);
+  return key;
+}
+
+void JinjaDictMaker::set(JinjaValue key, JinjaValue value) {
+  const auto [place, is_new] = places_.emplace(jinja_key(key), dict_.items.size());
+  if (is_new) {
+    dict_.items.emplace_back(std::move(key), std::move(value));
+  } else {
+    dict_.items[place->second].second = std::move(value);
+  }
+}
+
+void check_jinja_items(size_t num_items) {
+  if (static_cast<int64_t>(num_items) > kMaxItems) {
+    throw JinjaError("a list is too long: more than " + std::to_string(kMaxItems) + " items");
+  }
+}
+
+size_t find_first(std::string_view text, std::string_view part, size_t from) {
+  if (from > text.size()) return std::string_view::npos;
+  const void* found = ::memmem(text.data() + from, text.size() - from, part.data(), part.size());
+  return found == nullptr ? std::string_view::npos : static_cast<size_t>(static_cast<const char*>(found) - text.data());
+}
+
+size_t find_last(std::string_view text, std::string_view part) {
+  constexpr size_t kShort = 16;  // for which the library's comparing anew at each byte is quick
+  if (part.size() <= kShort) return text.rfind(part);
+  const std::string turned(text.rbegin(), text.rend()), turned_part(part.rbegin(), part.rend());
+  const size_t found = find_first(turned, turned_part);
+  return found == std::string_view::npos ? found : text.size() - found - part.size();
 }
 
 std::string replaced(std::string_view text, std::string_view old_part, std::string_view new_part, int64_t count) {
@@ -316,7 +392,7 @@ std::string replaced(std::string_view text, std::string_view old_part, std::stri
   size_t at = 0;
   while (count != 0) {
     // An empty part stands before every character and at the end.
-    const size_t found = old_part.empty() ? at : text.find(old_part, at);
+    const size_t found = old_part.empty() ? at : find_first(text, old_part, at);
     if (found > text.size()) break;
     result += text.substr(at, found - at);
     result += new_part;
@@ -324,11 +400,11 @@ std::string replaced(std::string_view text, std::string_view old_part, std::stri
     at = found + old_part.size();
     if (old_part.empty()) {
       if (at == text.size()) return result;
-      const size_t next = characters(text.substr(at, 4)).front().size();
+      const size_t next = utf8_length(text[at]);
       result += text.substr(at, next);
       at += next;
     }
-    if (static_cast<int64_t>(result.size()) > kMaxTextBytes) throw JinjaError("a text is too long");
+    check_jinja_text(result.size());
   }
   return result += text.substr(std::min(at, text.size()));
 }
@@ -337,6 +413,7 @@ std::string jinja_format(const std::string& format, const std::vector<JinjaValue
   std::string result;
   size_t next = 0;
   for (size_t i = 0; i < format.size(); ++i) {
+    check_jinja_text(result.size());
     if (format[i] != '%') {
       result += format[i];
       continue;
@@ -360,6 +437,9 @@ std::string jinja_format(const std::string& format, const std::vector<JinjaValue
       std::array<char, 512> buffer;
       int length = -1;
       if (kind == 'd' || kind == 'i') {
+        if (!(std::abs(value.as_real()) < 9.3e18) || (value.real() != nullptr && std::abs(*value.real()) >= 9.2e18)) {
+          throw JinjaError("'" + format + "' needs a number of 64 bits, found " + jinja_repr(value));
+        }
         length = std::snprintf(
             buffer.data(), buffer.size(), (form + "lld").c_str(),
             static_cast<long long>(value.is_integral() ? value.as_integer() : std::trunc(value.as_real())));

@@ -4,6 +4,7 @@
 #include "runtime/chat/jinja_filters.h"
 #include "runtime/chat/jinja_operations.h"
 #include "runtime/chat/jinja_text.h"
+#include "runtime/chat/python_case.h"
 
 namespace pare::runtime {
 namespace {

@@ -1,4 +1,4 @@
-// Texts as Python writes values and counts characters: str(), repr(), json.dumps(), slices by code points.
+// Texts as Python writes values and counts characters: str(), repr(), json.dumps(), strip().
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,12 @@
 
 namespace pare::runtime {
 
+// The limit of one text that a template makes, in bytes. A chat is far shorter, and no template must fill the memory.
+constexpr size_t kMaxJinjaText = size_t{64} << 20;
+// Throws JinjaError for a text that is longer. What writes long texts asks while it writes.
+void check_jinja_text(size_t bytes);
+
+// These throw JinjaError as check_jinja_text does.
 // Returns what `{{ value }}` prints: a text as it is, an undefined value as nothing, anything else as Python's repr.
 std::string jinja_text(const JinjaValue& value);
 // Python's repr(): texts in quotes.
@@ -31,18 +37,11 @@ int64_t num_characters(std::string_view text);
 // Returns the code points of UTF-8 text, each as a text.
 std::vector<std::string> characters(std::string_view text);
 
-// True for characters that Python's str.isspace() and strip() count as white space.
-bool is_python_space(char32_t code_point);
 // Python's strip(), lstrip() and rstrip(): of white space, or of the characters in `of`.
 struct StripSides {
   bool left = true;
   bool right = true;
 };
 std::string_view strip(std::string_view text, StripSides sides, const std::optional<std::string>& of = std::nullopt);
-
-// Python's lower(), upper(), capitalize() and title() of ASCII text. Throws JinjaError for letters outside of ASCII,
-// whose cases these do not know.
-enum class LetterCase { lower, upper, capitalized, title };
-std::string with_case(std::string_view text, LetterCase letter_case);
 
 }  // namespace pare::runtime

@@ -33,23 +33,34 @@ void check_depth(int depth) {
   throw JinjaError("more than " + std::to_string(kMaxJinjaDepth) + " lists, dicts and methods inside one another");
 }
 
-// Returns the depth of a list or dict with `item` in it.
-int depth_around(const JinjaValue& item) {
+// Counts what is put into a list or dict.
+template <typename Container>
+void count_item(const JinjaValue& item, Container& container) {
   if (item.names() != nullptr) throw JinjaError("a namespace cannot be put into a list, a dict or a namespace");
   check_depth(item.depth() + 1);
-  return item.depth() + 1;
+  container.depth = std::max(container.depth, item.depth() + 1);
+  container.num_values += item.num_values();
+  if (container.num_values > kMaxJinjaValues) {
+    throw JinjaError("a list or dict of more than " + std::to_string(kMaxJinjaValues) +
+                     " values, with those in its own lists and dicts");
+  }
 }
 
 }  // namespace
 
 JinjaValue::JinjaValue(JinjaList list) {
-  for (const JinjaValue& item : list.items) list.depth = std::max(list.depth, depth_around(item));
+  list.depth = 1;
+  list.num_values = 0;
+  for (const JinjaValue& item : list.items) count_item(item, list);
   value_ = std::make_shared<const JinjaList>(std::move(list));
 }
 
 JinjaValue::JinjaValue(JinjaDict dict) {
+  dict.depth = 1;
+  dict.num_values = 0;
   for (const auto& [key, value] : dict.items) {
-    dict.depth = std::max({dict.depth, depth_around(key), depth_around(value)});
+    count_item(key, dict);
+    count_item(value, dict);
   }
   value_ = std::make_shared<const JinjaDict>(std::move(dict));
 }
@@ -63,6 +74,16 @@ int JinjaValue::depth() const {
   if (list() != nullptr) return list()->depth;
   if (dict() != nullptr) return dict()->depth;
   return function() != nullptr ? function()->depth : 0;
+}
+
+int64_t JinjaValue::num_values() const {
+  return 1 + (list() != nullptr ? list()->num_values : dict() != nullptr ? dict()->num_values : 0);
+}
+
+size_t JinjaValue::own_bytes() const {
+  if (const Text* held = std::get_if<Text>(&value_)) return held->use_count() == 1 ? (*held)->size() : 0;
+  const List* held = std::get_if<List>(&value_);
+  return held != nullptr && held->use_count() == 1 ? (*held)->items.size() * sizeof(JinjaValue) : 0;
 }
 
 const JinjaValue* JinjaDict::find(const JinjaValue& key) const {
@@ -119,9 +140,10 @@ bool operator==(const JinjaValue& a, const JinjaValue& b) {
   if (a.is_number() && b.is_number()) return a.as_real() == b.as_real();
   if (a.text() != nullptr && b.text() != nullptr) return *a.text() == *b.text();
   if (a.list() != nullptr && b.list() != nullptr) {
+    if (a.list() == b.list()) return true;
     return a.list()->is_tuple == b.list()->is_tuple && a.list()->items == b.list()->items;
   }
-  if (a.dict() != nullptr && b.dict() != nullptr) return equal_dicts(*a.dict(), *b.dict());
+  if (a.dict() != nullptr && b.dict() != nullptr) return a.dict() == b.dict() || equal_dicts(*a.dict(), *b.dict());
   if (a.function() != nullptr || b.function() != nullptr) return a.function() == b.function();
   if (a.names() != nullptr || b.names() != nullptr) return a.names() == b.names();
   return (a.is_none() && b.is_none()) || (a.is_undefined() && b.is_undefined());

@@ -29,12 +29,15 @@ struct JinjaNone {};
 struct JinjaList {
   std::vector<JinjaValue> items;
   bool is_tuple = false;
-  int depth = 1;  // of lists and dicts inside one another; JinjaValue sets it
+  // These are of lists and dicts inside one another; JinjaValue sets them.
+  int depth = 1;
+  int64_t num_values = 0;  // all in it, as often as they would be written
 };
 // Keys are in the order in which they came, as in Python.
 struct JinjaDict {
   std::vector<std::pair<JinjaValue, JinjaValue>> items;
-  int depth = 1;  // as in JinjaList
+  int depth = 1;  // these are as in JinjaList
+  int64_t num_values = 0;
 
   // Returns nullptr if there is no such key.
   const JinjaValue* find(const JinjaValue& key) const;
@@ -53,6 +56,7 @@ struct JinjaNamespace {
 };
 
 constexpr int kMaxJinjaDepth = 100;
+constexpr int64_t kMaxJinjaValues = int64_t{1} << 24;
 
 // Copies share lists and dicts, which no template can change; a namespace is shared as in Python.
 class JinjaValue {
@@ -74,7 +78,8 @@ class JinjaValue {
   JinjaValue(std::string_view text) : JinjaValue(std::string(text)) {}
   JinjaValue(const char* text) : JinjaValue(std::string(text)) {}
   // These throw JinjaError for more than kMaxJinjaDepth lists, dicts and methods in one another, and for a namespace
-  // inside of a list or a dict: values are compared, written and freed by recursion.
+  // inside of a list or a dict: values are compared, written and freed by recursion. They throw it for more than
+  // kMaxJinjaValues values too, since a list that holds another one twice needs no memory, but time.
   JinjaValue(JinjaList list);
   JinjaValue(std::vector<JinjaValue> items) : JinjaValue(JinjaList{.items = std::move(items)}) {}
   JinjaValue(JinjaDict dict);
@@ -107,6 +112,10 @@ class JinjaValue {
 
   // Returns how many lists, dicts and methods lie inside one another: 0 for any other value.
   int depth() const;
+  // Returns how many values a list or a dict holds, itself included: 1 for any other value.
+  int64_t num_values() const;
+  // Returns the bytes of the text or of the list's items if nothing else holds them, or else 0.
+  size_t own_bytes() const;
 
   bool is_true() const;           // Python's bool()
   const char* type_name() const;  // as Python says it: 'str', 'list'
