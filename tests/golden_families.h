@@ -28,7 +28,7 @@ inline std::vector<std::string> golden_families() {
 inline std::vector<std::string> dense_golden_families() {
   std::vector<std::string> names = golden_families();
   std::erase_if(names,
-                [](const std::string& name) { return name.find("mixtral") == 0 || name.find("_moe") != name.npos; });
+                [](const std::string& name) { return name.find("mixtral") == 0 || name.find("moe") != name.npos; });
   return names;
 }
 

@@ -48,7 +48,7 @@ int64_t largest_block(const runtime::ModelDescription& model) {
   for (const runtime::BlockDescription& block : model.blocks) {
     int64_t num_weights = 0;
     for (const runtime::LinearDescription& linear : linears_of(block)) num_weights += linear.num_out * linear.num_in;
-    if (block.router) num_weights -= block.router->num_out * block.router->num_in;
+    for (const runtime::LinearDescription& router : block.routers()) num_weights -= router.num_out * router.num_in;
     largest = std::max(largest, num_weights);
   }
   return largest;
@@ -76,6 +76,11 @@ at::Tensor read_table(const runtime::Checkpoint& checkpoint, const runtime::Line
 
 at::Tensor read_gain(const runtime::Checkpoint& checkpoint, const runtime::NormDescription& norm) {
   return float_tensor(checkpoint.norm_gain(norm));
+}
+
+void read_correction(const runtime::Checkpoint& checkpoint, const runtime::BlockDescription& block,
+                     NamedTensors& tensors) {
+  if (block.correction) tensors[block.correction->name] = float_tensor(checkpoint.values_of(*block.correction));
 }
 
 at::Tensor read_bias(const runtime::Checkpoint& checkpoint, const runtime::NormDescription& norm) {
@@ -147,6 +152,7 @@ NamedTensors read_block(const runtime::Checkpoint& checkpoint, int64_t index, at
     tensors[norm.name + ".weight"] = read_gain(checkpoint, norm);
     if (norm.has_bias) tensors[norm.name + ".bias"] = read_bias(checkpoint, norm);
   }
+  read_correction(checkpoint, block, tensors);
   return tensors;
 }
 

@@ -18,7 +18,8 @@
 namespace pare::compress {
 
 // Tensors under their checkpoint names: linears' ".weight" in the type of products or held in a narrower one
-// (held_type), ".bias" in the type of products, norms' ".weight" in float32 with the unit offset added.
+// (held_type), ".bias" in the type of products, norms' ".weight" in float32 with the unit offset added, and the
+// correction of a mixture's scores in float32.
 using NamedTensors = std::map<std::string, at::Tensor, std::less<>>;
 // How inputs of linears are rounded, by the linear's name; plain ones may be left out. Gradients pass straight through
 // (Bengio et al., arXiv 1308.3432).
@@ -30,7 +31,7 @@ LinearOperands operands_of(const NamedTensors& tensors, const runtime::LinearDes
 // How the linear's input is rounded; null where it is not.
 const runtime::InputFormat* input_format_of(const InputFormats& formats, const runtime::LinearDescription& linear);
 
-// The block's linears (of a mixture with its router) and norms, in the order in which a token meets them.
+// The block's linears (of a mixture with its routers) and norms, in the order in which a token meets them.
 std::vector<runtime::LinearDescription> linears_of(const runtime::BlockDescription& block);
 std::vector<runtime::NormDescription> norms_of(const runtime::BlockDescription& block);
 // The number of weights of the linears of the block that has most, routers left out.
@@ -52,6 +53,9 @@ NamedTensors read_block(const runtime::Checkpoint& checkpoint, int64_t index, at
 at::Tensor read_table(const runtime::Checkpoint& checkpoint, const runtime::LinearDescription& table,
                       at::ScalarType compute);
 at::Tensor read_gain(const runtime::Checkpoint& checkpoint, const runtime::NormDescription& norm);
+// Adds the correction of a mixture's scores, where the block has one.
+void read_correction(const runtime::Checkpoint& checkpoint, const runtime::BlockDescription& block,
+                     NamedTensors& tensors);
 // Undefined for a norm without one.
 at::Tensor read_bias(const runtime::Checkpoint& checkpoint, const runtime::NormDescription& norm);
 // The norm of hidden states in float32, with gain and bias as they are read. bias_D: undefined for none.

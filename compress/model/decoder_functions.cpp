@@ -276,9 +276,12 @@ void BlockFunctions::add_to(runtime::Stage stage, const at::Tensor& output, at::
 }
 
 TokenRouting BlockFunctions::route(const at::Tensor& x_RD) const {
-  return route_rows(
-      stage_product(StageInput::plain(x_RD), nullptr, operands_of(weights_, *block_.router)).to(at::kFloat),
-      block_.routing);
+  std::vector<at::Tensor> logits;
+  for (const runtime::LinearDescription& router : block_.routers()) {
+    logits.push_back(stage_product(StageInput::plain(x_RD), nullptr, operands_of(weights_, router)).to(at::kFloat));
+  }
+  return route_rows(logits.size() == 1 ? logits.front() : at::cat(logits, -1), block_.routing,
+                    block_.correction ? find_tensor(weights_, block_.correction->name) : at::Tensor());
 }
 
 void BlockFunctions::add_expert(const ExpertRows& rows, const at::Tensor& output_SD, at::Tensor& sum_RD) {

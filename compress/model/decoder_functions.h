@@ -90,7 +90,7 @@ class DecoderFunctions {
 // In a mixture each expert has the two feed-forward stages for itself, and their inputs are rows of the tokens that go
 // to the expert, in order:
 //
-//   routing = route(norm(hidden))     once, of all tokens
+//   routing = route(norm(hidden))     once, of all tokens; a shared expert, the last, has all of them
 //   x = norm(hidden)[tokens of e]     feed_forward_input   gate_e, up_e
 //   z = act(gate) * up                feed_forward_output  down_e      sum[tokens of e] += weight * down_e(z)
 //   hidden += post_norm(sum)          after the last expert

@@ -2,12 +2,14 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/clamp_min.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/layer_norm.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
 #include <ATen/ops/softmax.h>
@@ -18,6 +20,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -294,37 +297,63 @@ struct RoundInput : torch::autograd::Function<RoundInput> {
   static variable_list backward(AutogradContext*, const variable_list& gradients) { return {gradients[0], {}}; }
 };
 
+struct SavedRouting : torch::CustomClassHolder {
+  explicit SavedRouting(const runtime::RoutingDescription& of) : routing(of) {}
+  const runtime::RoutingDescription routing;
+};
+
 struct RouteRows : torch::autograd::Function<RouteRows> {
-  static variable_list forward(AutogradContext* context, const at::Tensor& logits_RE,
-                               const runtime::RoutingDescription& routing) {
-    const at::Tensor logits = logits_RE.contiguous();
-    const int64_t num_rows = logits.size(0), num_experts = logits.size(1), num_chosen = routing.experts_per_token;
+  static variable_list forward(AutogradContext* context, const at::Tensor& logits_RL,
+                               const runtime::RoutingDescription* routing, const at::Tensor* correction_E) {
+    const at::Tensor logits = logits_RL.contiguous();
+    const int64_t num_rows = logits.size(0), num_logits = logits.size(1), num_chosen = routing->experts_per_token;
+    std::span<const float> correction;
+    if (correction_E->defined()) {
+      correction = {correction_E->const_data_ptr<float>(), static_cast<size_t>(correction_E->numel())};
+    }
     const at::Tensor weights_RK = at::empty({num_rows, num_chosen}, logits.options());
     const at::Tensor experts_RK = at::empty({num_rows, num_chosen}, logits.options().dtype(at::kInt));
     for (int64_t r = 0; r < num_rows; ++r) {
-      runtime::route_row({logits.const_data_ptr<float>() + r * num_experts, static_cast<size_t>(num_experts)}, routing,
-                         experts_RK.data_ptr<int32_t>() + r * num_chosen,
+      runtime::route_row({logits.const_data_ptr<float>() + r * num_logits, static_cast<size_t>(num_logits)}, *routing,
+                         correction, experts_RK.data_ptr<int32_t>() + r * num_chosen,
                          weights_RK.data_ptr<float>() + r * num_chosen);
     }
     const at::Tensor chosen_RK = experts_RK.to(at::kLong);
-    context->save_for_backward({logits_RE, chosen_RK, weights_RK});
+    context->save_for_backward({logits_RL, chosen_RK, weights_RK});
     context->mark_non_differentiable({chosen_RK});
-    context->saved_data["normalizes"] = routing.normalizes_top_weights;
+    context->saved_data["routing"] = c10::IValue::make_capsule(c10::make_intrusive<SavedRouting>(*routing));
     return {chosen_RK, weights_RK};
   }
 
-  // weights = p / sum(p of the chosen), or p; p = softmax(logits).
+  // Of routed experts weights = f s / d, with the factor f and the score s. d is the sum of the chosen scores, if that
+  // is not too small, or 1.
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor &chosen_RK = saved[1], &weights_RK = saved[2];
+    const auto held = c10::static_intrusive_pointer_cast<SavedRouting>(context->saved_data["routing"].toCapsule());
+    const runtime::RoutingDescription& routing = held->routing;
     const auto row_sums = [](const at::Tensor& x) { return x.sum(-1, /*keepdim=*/true); };
-    const at::Tensor shares_RE = at::softmax(saved[0], -1);
-    at::Tensor dshares_RK = gradients[1];
-    if (context->saved_data["normalizes"].toBool()) {
-      dshares_RK = dshares_RK.sub(row_sums(dshares_RK.mul(weights_RK))).div(row_sums(shares_RE.gather(-1, chosen_RK)));
+    const int64_t num_routed = saved[0].size(1) - (routing.weighs_shared ? 1 : 0);
+    const int64_t num_chosen = routing.routed_per_token();
+    const at::Tensor logits_RE = saved[0].narrow(1, 0, num_routed);
+    const bool is_sigmoid = routing.scores == runtime::RouterScores::sigmoid;
+    const at::Tensor scores_RE = is_sigmoid ? at::sigmoid(logits_RE) : at::softmax(logits_RE, -1);
+    const at::Tensor chosen_RK = saved[1].narrow(1, 0, num_chosen), weights_RK = saved[2].narrow(1, 0, num_chosen);
+    const at::Tensor dweights_RK = gradients[1].narrow(1, 0, num_chosen);
+    at::Tensor dchosen_RK = dweights_RK.mul(routing.weight_factor);
+    if (routing.normalizes_top_weights) {
+      const at::Tensor sum_R1 = row_sums(scores_RE.gather(-1, chosen_RK));
+      const at::Tensor by_sum_R1 = row_sums(dweights_RK.mul(weights_RK)).mul(sum_R1.ge(routing.smallest_sum));
+      dchosen_RK = dchosen_RK.sub(by_sum_R1).div(sum_R1.clamp_min(routing.smallest_sum));
     }
-    const at::Tensor dshares_RE = at::zeros_like(shares_RE).scatter(-1, chosen_RK, dshares_RK);
-    return {shares_RE.mul(dshares_RE.sub(row_sums(dshares_RE.mul(shares_RE)))), {}};
+    const at::Tensor dscores_RE = at::zeros_like(scores_RE).scatter(-1, chosen_RK, dchosen_RK);
+    at::Tensor dlogits_RL = is_sigmoid ? dscores_RE.mul(scores_RE).mul(scores_RE.neg().add(1.0))
+                                       : scores_RE.mul(dscores_RE.sub(row_sums(dscores_RE.mul(scores_RE))));
+    if (routing.weighs_shared) {
+      const at::Tensor weight_R1 = saved[2].narrow(1, num_chosen, 1),
+                       dweight_R1 = gradients[1].narrow(1, num_chosen, 1);
+      dlogits_RL = at::cat({dlogits_RL, dweight_R1.mul(weight_R1).mul(weight_R1.neg().add(1.0))}, -1);
+    }
+    return {dlogits_RL, {}, {}};
   }
 };
 
@@ -458,9 +487,10 @@ ExpertRows TokenRouting::rows_of(int64_t expert) const {
   return {rows_S, weights_RK.reshape({-1}).index_select(0, rows_S.mul(weights_RK.size(1)).add(places_S2.select(1, 1)))};
 }
 
-TokenRouting route_rows(const at::Tensor& logits_RE, const runtime::RoutingDescription& routing) {
-  if (!has_row_kernels(logits_RE)) return route_rows_by_ops(logits_RE, routing);
-  const std::vector<at::Tensor> found = RouteRows::apply(logits_RE, routing);
+TokenRouting route_rows(const at::Tensor& logits_RL, const runtime::RoutingDescription& routing,
+                        const at::Tensor& correction_E) {
+  if (!has_row_kernels(logits_RL)) return route_rows_by_ops(logits_RL, routing, correction_E);
+  const std::vector<at::Tensor> found = RouteRows::apply(logits_RL, &routing, &correction_E);
   return {found[0], found[1]};
 }
 

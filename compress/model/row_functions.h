@@ -73,8 +73,9 @@ struct TokenRouting {
   at::Tensor experts_RK, weights_RK;
   ExpertRows rows_of(int64_t expert) const;
 };
-// The k experts of each row and their weights, as the runtime chooses them (runtime/engine/routing.h). logits_RE
-// float32; weights have gradients.
-TokenRouting route_rows(const at::Tensor& logits_RE, const runtime::RoutingDescription& routing);
+// The experts of each row and their weights, as the runtime chooses them (runtime/engine/routing.h). logits_RL float32;
+// correction_E float32 or undefined; weights have gradients.
+TokenRouting route_rows(const at::Tensor& logits_RL, const runtime::RoutingDescription& routing,
+                        const at::Tensor& correction_E = {});
 
 }  // namespace pare::compress

@@ -1,11 +1,18 @@
 #include "compress/model/row_functions_by_ops.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/relu.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
+
+#include <limits>
+#include <tuple>
 
 namespace pare::compress {
 
@@ -34,12 +41,46 @@ at::Tensor gated_activation_by_ops(const at::Tensor& gate_RF, const at::Tensor& 
   return activation_by_ops(gate_RF, activation).mul(up_RF);
 }
 
-TokenRouting route_rows_by_ops(const at::Tensor& logits_RE, const runtime::RoutingDescription& routing) {
-  const auto [sorted_RE, order_RE] =
-      at::sort(at::softmax(logits_RE, -1), /*stable=*/true, /*dim=*/-1, /*descending=*/true);
-  const at::Tensor top_RK = sorted_RE.narrow(1, 0, routing.experts_per_token);
-  return {order_RE.narrow(1, 0, routing.experts_per_token),
-          routing.normalizes_top_weights ? top_RK.div(top_RK.sum(-1, /*keepdim=*/true)) : top_RK};
+namespace {
+
+// Corrected scores, with those of all groups but the best at minus infinity.
+at::Tensor without_other_groups(const at::Tensor& corrected_RE, const runtime::RoutingDescription& routing) {
+  const int64_t num_rows = corrected_RE.size(0), num_experts = corrected_RE.size(1);
+  const at::Tensor groups_RGS = corrected_RE.view({num_rows, routing.num_groups, num_experts / routing.num_groups});
+  const at::Tensor sums_RG =
+      std::get<0>(at::sort(groups_RGS, /*stable=*/true, -1, /*descending=*/true)).narrow(-1, 0, 2).sum(-1);
+  const at::Tensor best_RG = std::get<1>(at::sort(sums_RG, /*stable=*/true, -1, /*descending=*/true));
+  const at::Tensor others_RG =
+      at::ones_like(sums_RG, at::kBool).scatter(-1, best_RG.narrow(-1, 0, routing.groups_per_token), /*value=*/false);
+  return groups_RGS.masked_fill(others_RG.unsqueeze(-1), -std::numeric_limits<float>::infinity())
+      .view({num_rows, num_experts});
+}
+
+}  // namespace
+
+TokenRouting route_rows_by_ops(const at::Tensor& logits_RL, const runtime::RoutingDescription& routing,
+                               const at::Tensor& correction_E) {
+  const int64_t num_rows = logits_RL.size(0), num_routed = logits_RL.size(1) - (routing.weighs_shared ? 1 : 0);
+  const at::Tensor logits_RE = logits_RL.narrow(1, 0, num_routed);
+  const at::Tensor scores_RE =
+      routing.scores == runtime::RouterScores::sigmoid ? at::sigmoid(logits_RE) : at::softmax(logits_RE, -1);
+  at::Tensor corrected_RE = scores_RE.detach();
+  if (correction_E.defined()) corrected_RE = corrected_RE.add(correction_E);
+  if (routing.num_groups > 1) corrected_RE = without_other_groups(corrected_RE, routing);
+  const at::Tensor order_RE = std::get<1>(at::sort(corrected_RE, /*stable=*/true, /*dim=*/-1, /*descending=*/true));
+  at::Tensor experts_RK = order_RE.narrow(1, 0, routing.routed_per_token());
+  at::Tensor weights_RK = scores_RE.gather(-1, experts_RK);
+  if (routing.normalizes_top_weights) {
+    weights_RK = weights_RK.div(weights_RK.sum(-1, /*keepdim=*/true).clamp_min(routing.smallest_sum));
+  }
+  weights_RK = weights_RK.mul(routing.weight_factor);
+  if (routing.has_shared) {
+    const at::Tensor shared_R1 = routing.weighs_shared ? at::sigmoid(logits_RL.narrow(1, num_routed, 1))
+                                                       : at::ones({num_rows, 1}, logits_RL.options());
+    experts_RK = at::cat({experts_RK, at::full({num_rows, 1}, num_routed, experts_RK.options())}, -1);
+    weights_RK = at::cat({weights_RK, shared_R1}, -1);
+  }
+  return {experts_RK, weights_RK};
 }
 
 }  // namespace pare::compress

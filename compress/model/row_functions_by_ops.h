@@ -11,6 +11,7 @@ at::Tensor rotate_heads_by_ops(const at::Tensor& x_BTHK, const RotaryAngles& ang
 at::Tensor activation_by_ops(const at::Tensor& x, runtime::Activation activation);
 at::Tensor gated_activation_by_ops(const at::Tensor& gate_RF, const at::Tensor& up_RF, runtime::Activation activation);
 // The order of a row's experts is another, and the last bits of their weights may be.
-TokenRouting route_rows_by_ops(const at::Tensor& logits_RE, const runtime::RoutingDescription& routing);
+TokenRouting route_rows_by_ops(const at::Tensor& logits_RL, const runtime::RoutingDescription& routing,
+                               const at::Tensor& correction_E = {});
 
 }  // namespace pare::compress

@@ -62,12 +62,14 @@ std::string unread_experts_of_vllm(const runtime::PackScheme& scheme) {
 
 // transformers holds all experts of a block as one tensor, and reads them with one config group for the whole model
 // (integrations/compressed_tensors.py: DecompressExperts). vLLM runs them as one.
-void judge_experts(const RunPlan& plan, const std::vector<runtime::PackScheme>& schemes, Reasons& transformers,
-                   Reasons& vllm) {
-  for (const auto& layers : plan.blocks) {
+void judge_experts(const RunPlan& plan, const runtime::ModelDescription& model,
+                   const std::vector<runtime::PackScheme>& schemes, Reasons& transformers, Reasons& vllm) {
+  for (size_t b = 0; b < plan.blocks.size(); ++b) {
     const LayerPlan* first = nullptr;
-    for (const LayerPlan& layer : layers) {
-      if (layer.stage.expert == runtime::Stage::kNoExpert) continue;
+    for (const LayerPlan& layer : plan.blocks[b]) {
+      // A shared expert is a network by itself.
+      if (layer.stage.expert == runtime::Stage::kNoExpert || layer.stage.expert >= model.blocks[b].num_routed())
+        continue;
       if (first == nullptr) first = &layer;
       if (has_scheme(layer) != has_scheme(*first)) {
         for (Reasons* reasons : {&transformers, &vllm}) reasons->add("only some experts of a block are compressed");
@@ -135,7 +137,7 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const runtime::Mod
       for (Judgement* const engine : {&transformers, &vllm, &converter}) engine->add(container, layer.scheme);
     }
   }
-  judge_experts(plan, schemes, transformers.against, vllm.against);
+  judge_experts(plan, model, schemes, transformers.against, vllm.against);
   if (schemes.size() > 1) converter.against.add("more than one scheme: only one config group is read");
   if (!plan.tables.empty()) {
     const std::string reason =

@@ -17,11 +17,16 @@ std::string joined(const std::set<std::string>& names) {
   return text;
 }
 
-// Turns "model.layers.0.mlp.experts.0.gate_proj" into "*.mlp.experts.*.gate_proj".
-std::string pattern_of_experts(const std::string& gate) {
+// Returns patterns of the linears that read the input of a mixture's experts: "*.experts.*.gate_proj", and
+// "*.shared_expert.gate_proj" where there is a shared one.
+std::string patterns_of_experts(const runtime::BlockDescription& block) {
+  const std::string& gate = block.experts.front().gate.name;
   const size_t last = gate.rfind('.');
   const std::string module = gate.substr(0, gate.rfind('.', last - 1));  // ends with ".experts"
-  return "\"*." + module.substr(module.rfind('.') + 1) + ".*" + gate.substr(last) + "\"";
+  std::string patterns = "\"*." + module.substr(module.rfind('.') + 1) + ".*" + gate.substr(last) + "\"";
+  if (!block.routing.has_shared) return patterns;
+  const std::string& shared = block.experts.back().gate.name;
+  return patterns + ", \"*" + shared.substr(shared.rfind('.', shared.rfind('.') - 1)) + "\"";
 }
 
 // Returns whether the stage's input can be scaled before it is rounded.
@@ -74,10 +79,10 @@ bool keep_scaled_stages(const PassRecipe& scaling, size_t pass, const runtime::B
   for (const runtime::Stage stage : runtime::block_stages(block)) {
     if (takes_scaling(scaling, pass, block, activation, layers, stage)) {
       if (stage.kind == runtime::Stage::feed_forward_input && block.is_mixture()) {
-        const std::string name(scaling.row->key), &gate = block.experts.front().gate.name;
+        const std::string name(scaling.row->key);
         refuse_recipe(name + ": " + stage_layers(block, stage).front().name +
                       " reads what all experts and their router read, and that is not scaled: give " + name +
-                      " 'layers: {exclude: [" + pattern_of_experts(gate) + "]}'");
+                      " 'layers: {exclude: [" + patterns_of_experts(block) + "]}'");
       }
       check_mask_is_known(scaling, stage, layers);
       scales_any = true;
@@ -407,7 +412,7 @@ RunPlan plan_decoder(const Recipe& recipe, const runtime::Checkpoint& checkpoint
   names.push_back(model.head.name);
   check_pattern_names(recipe, names);
   for (const runtime::BlockDescription& block : model.blocks) {
-    if (block.router) plan.unquantized.push_back(block.router->name);
+    for (const runtime::LinearDescription& router : block.routers()) plan.unquantized.push_back(router.name);
     plan_block(recipe, model.dtype, block_layers(block, runtime::block_stages(block)), plan);
   }
   for (size_t p = 0; p < recipe.passes.size(); ++p) {

@@ -70,7 +70,7 @@ void check_mixtures(const Recipe& recipe, const runtime::ModelDescription& model
     }
     return;
   }
-  const std::string what = mixture->name + " is a mixture of " + std::to_string(mixture->experts.size()) + " experts";
+  const std::string what = mixture->name + " is a mixture of " + std::to_string(mixture->num_routed()) + " experts";
   if (recipe.budget) {
     refuse_recipe(
         "budget: " + what +

@@ -25,7 +25,7 @@ double num_weights_of(const runtime::LinearDescription& linear) {
 // Experts of a mixture that a token does not meet.
 int64_t num_idle_experts(const runtime::BlockDescription& block) {
   if (!block.is_mixture()) return 0;
-  return static_cast<int64_t>(block.experts.size()) - block.routing.experts_per_token;
+  return block.num_routed() - block.routing.routed_per_token();
 }
 
 std::vector<runtime::LinearDescription> expert_linears(const runtime::FeedForwardDescription& expert) {
@@ -70,8 +70,10 @@ double kept_of_a_token(const runtime::BlockDescription& block, int64_t hidden_si
     bytes -= static_cast<double>(num_idle_experts(block)) * of_linear(linear);
   }
   // What the last linear of each multiplies is computed again.
-  const double num_met = static_cast<double>(block.experts.size()) - static_cast<double>(num_idle_experts(block));
-  return bytes - compute_bytes * num_met * static_cast<double>(expert.down.num_in) / 2.0;
+  const int64_t num_met = block.is_mixture() ? block.routing.routed_per_token() : 1;
+  int64_t inner = num_met * expert.down.num_in;
+  if (block.routing.has_shared) inner += block.experts.back().down.num_in;
+  return bytes - compute_bytes * static_cast<double>(inner) / 2.0;
 }
 
 // Tokens of one sequence that goes through the model with gradients.

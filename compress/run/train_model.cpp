@@ -255,7 +255,7 @@ RunPlan plan_training(const Recipe& recipe, const runtime::Checkpoint& student) 
   std::vector<std::string> names;
   for (const runtime::BlockDescription& block : model.blocks) {
     std::vector<LayerPlan>& layers = plan.blocks.emplace_back(block_layers(block, runtime::block_stages(block)));
-    if (block.router) note_unquantized(*block.router);
+    for (const runtime::LinearDescription& router : block.routers()) note_unquantized(router);
     for (LayerPlan& layer : layers) {
       names.push_back(layer.linear.name);
       layer.steps.push_back({0, pass.row, pass.options});

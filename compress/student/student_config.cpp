@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "runtime/model/families.h"
 #include "runtime/system/json_text.h"
@@ -21,6 +24,34 @@ bool has_both_kinds(const runtime::ModelDescription& teacher, const runtime::Dec
   return family.windows.layers == runtime::WindowLayers::but_every_nth ||
          (std::any_of(teacher.blocks.begin(), teacher.blocks.end(), slides) &&
           !std::all_of(teacher.blocks.begin(), teacher.blocks.end(), slides));
+}
+
+// Says which of the kept layers are mixtures.
+void keep_mixtures(const runtime::ModelDescription& teacher, runtime::MixtureBlocks rule, std::span<const int64_t> kept,
+                   Json& config) {
+  std::vector<size_t> dense, mixtures;
+  for (size_t i = 0; i < kept.size(); ++i) {
+    (teacher.blocks[static_cast<size_t>(kept[i])].is_mixture() ? mixtures : dense).push_back(i);
+  }
+  switch (rule) {
+    case runtime::MixtureBlocks::all:
+      return;
+    case runtime::MixtureBlocks::by_step:
+      config["decoder_sparse_step"] = 1;
+      config["mlp_only_layers"] = dense;
+      return;
+    case runtime::MixtureBlocks::behind_the_first:
+      config["first_k_dense_replace"] = dense.size();
+      return;
+    case runtime::MixtureBlocks::in_a_range:
+      if (!mixtures.empty() && mixtures.back() - mixtures.front() + 1 != mixtures.size()) {
+        throw std::invalid_argument("student: a dense layer would stand between two mixtures, which config.json of " +
+                                    teacher.family + " cannot say: choose other layers");
+      }
+      config["moe_layer_interval"] = 1;
+      config["moe_layer_start_index"] = mixtures.empty() ? kept.size() : mixtures.front();
+      config["moe_layer_end_index"] = mixtures.empty() ? kept.size() : mixtures.back();
+  }
 }
 
 void keep_layers(const runtime::ModelDescription& teacher, std::span<const int64_t> kept, Json& config) {
@@ -65,14 +96,7 @@ void keep_layers(const runtime::ModelDescription& teacher, std::span<const int64
     const auto num_full = config["max_window_layers"].get<int64_t>();
     config["max_window_layers"] = std::count_if(kept.begin(), kept.end(), [&](int64_t l) { return l < num_full; });
   }
-  if (family.mixture && family.mixture->may_have_dense_blocks) {
-    Json dense = Json::array();
-    for (size_t i = 0; i < kept.size(); ++i) {
-      if (!teacher.blocks[static_cast<size_t>(kept[i])].is_mixture()) dense.push_back(i);
-    }
-    config["decoder_sparse_step"] = 1;
-    config["mlp_only_layers"] = dense;
-  }
+  if (family.mixture) keep_mixtures(teacher, family.mixture->blocks, kept, config);
 }
 
 // Keeps the factors of what blocks add and of the logits, where the family makes them of sizes that have changed.

@@ -134,7 +134,7 @@ void commit_student(const StudentModel& student, const runtime::Checkpoint& chec
       if (layer.linear.has_bias) add_tensor(layer.linear.name + ".bias");
     }
     const runtime::BlockDescription& block = model.blocks[b];
-    if (block.router) add_tensor(block.router->name + ".weight");
+    for (const runtime::LinearDescription& router : block.routers()) add_tensor(router.name + ".weight");
     for (const runtime::NormDescription& norm : norms_of(block)) {
       add_tensor(norm.name + ".weight");
       if (norm.has_bias) add_tensor(norm.name + ".bias");

@@ -76,6 +76,9 @@ StudentModel::StudentModel(const runtime::Checkpoint& checkpoint, const TrainedP
       read_norm(norm.name + ".weight", norm, views);
       read_norm_bias(norm, views);
     }
+    if (block.correction) {
+      views[block.correction->name] = frozen_view(float_tensor(checkpoint.values_of(*block.correction)).to(device));
+    }
   }
 }
 

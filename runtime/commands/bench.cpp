@@ -59,13 +59,14 @@ int64_t linear_parameters(const ModelDescription& model) {
   for (const BlockDescription& block : model.blocks) {
     for (const LinearDescription& linear : block.attention_readers()) add(linear);
     add(block.o);
-    if (block.router) add(*block.router);
-    const int64_t num_experts = block.is_mixture() ? block.routing.experts_per_token : 1;
-    for (int64_t k = 0; k < num_experts; ++k) {
-      const FeedForwardDescription& expert = block.experts[static_cast<size_t>(k)];  // all have one shape
-      for (const LinearDescription& linear : expert.readers()) add(linear);
-      add(expert.down);
-    }
+    for (const LinearDescription& router : block.routers()) add(router);
+    const auto add_network = [&](const FeedForwardDescription& network) {
+      for (const LinearDescription& linear : network.readers()) add(linear);
+      add(network.down);
+    };
+    const int64_t num_routed = block.is_mixture() ? block.routing.routed_per_token() : 1;
+    for (int64_t k = 0; k < num_routed; ++k) add_network(block.experts.front());  // all have one shape
+    if (block.routing.has_shared) add_network(block.experts.back());
   }
   return num;
 }

@@ -127,9 +127,10 @@ nlohmann::ordered_json model_json(const ModelDescription& model) {
   if (const BlockDescription* mixture = find_mixture(model)) {
     json["mixtures"] =
         std::count_if(model.blocks.begin(), model.blocks.end(), [](const auto& block) { return block.is_mixture(); });
-    json["experts"] = mixture->experts.size();
-    json["experts_per_token"] = mixture->routing.experts_per_token;
+    json["experts"] = mixture->num_routed();
+    json["experts_per_token"] = mixture->routing.routed_per_token();
     json["expert_feed_forward_size"] = mixture->experts.front().down.num_in;
+    if (mixture->routing.has_shared) json["shared_feed_forward_size"] = mixture->experts.back().down.num_in;
   }
   json["heads"] = model.num_heads;
   json["kv_heads"] = model.num_kv_heads;
@@ -161,10 +162,14 @@ void append_model(std::ostringstream& text, const ModelDescription& model) {
     const auto num_mixtures =
         std::count_if(model.blocks.begin(), model.blocks.end(), [](const auto& block) { return block.is_mixture(); });
     append_line(text, "experts",
-                std::to_string(mixture->experts.size()) + " of feed-forward " +
+                std::to_string(mixture->num_routed()) + " of feed-forward " +
                     std::to_string(mixture->experts.front().down.num_in) + ", " +
-                    std::to_string(mixture->routing.experts_per_token) + " for each token, in " +
+                    std::to_string(mixture->routing.routed_per_token()) + " for each token, in " +
                     std::to_string(num_mixtures) + " of the blocks");
+    if (mixture->routing.has_shared) {
+      append_line(text, "shared expert",
+                  "of feed-forward " + std::to_string(mixture->experts.back().down.num_in) + ", for every token");
+    }
   }
   append_line(text, "heads",
               std::to_string(model.num_heads) + " of " + std::to_string(model.head_size) + ", " +

@@ -348,14 +348,19 @@ class CpuBackend final : public HostBackend {
     }
   }
 
-  void route(const float* logits_RE, int64_t num_rows, int64_t num_experts, const RoutingDescription& routing,
+  void route(const RouterLogits& logits, int64_t num_rows, int64_t num_experts, const RoutingDescription& routing,
              int32_t* experts_RK, float* weights_RK) override {
     check_routing(num_experts, routing);
+    const int64_t num_logits = routing.num_logits(num_experts);
+    std::span<const float> correction_E;
+    if (logits.correction_E != nullptr) {
+      correction_E = {logits.correction_E, static_cast<size_t>(routing.num_routed(num_experts))};
+    }
     FirstException error;
 #pragma omp parallel for num_threads(threads_for(num_rows* num_experts))
     for (int64_t r = 0; r < num_rows; ++r) {
       error.capture([&] {
-        route_row({logits_RE + r * num_experts, static_cast<size_t>(num_experts)}, routing,
+        route_row({logits.logits_RL + r * num_logits, static_cast<size_t>(num_logits)}, routing, correction_E,
                   experts_RK + r * routing.experts_per_token, weights_RK + r * routing.experts_per_token);
       });
     }

@@ -194,10 +194,10 @@ class CudaBackend final : public Backend {
                      means_ND);
   }
 
-  void route(const float* logits_RE, int64_t num_rows, int64_t num_experts, const RoutingDescription& routing,
+  void route(const RouterLogits& logits, int64_t num_rows, int64_t num_experts, const RoutingDescription& routing,
              int32_t* experts_RK, float* weights_RK) override {
     check_routing(num_experts, routing);
-    launch_route(stream_, logits_RE, num_rows, num_experts, routing, experts_RK, weights_RK);
+    launch_route(stream_, logits, num_rows, num_experts, routing, experts_RK, weights_RK);
   }
 
   void gather(const float* x_RD, std::span<const int32_t> rows_S, int64_t width, LinearInput& y_SD) override {
@@ -218,11 +218,11 @@ class CudaBackend final : public Backend {
   }
 
   void run_experts(std::span<const FeedForwardWeights> experts_E, const RoutingDescription& routing,
-                   Activation activation, const float* logits_RE, const float* x_RD, const Sequences& sequences,
+                   Activation activation, const RouterLogits& logits, const float* x_RD, const Sequences& sequences,
                    int64_t num_rows, ExpertWork& work, float* y_RD) override {
     check_routing(static_cast<int64_t>(experts_E.size()), routing);
-    dynamic_cast<CudaExpertWork&>(work).run(stream_, experts_E, routing, activation, logits_RE, x_RD, sequences,
-                                            num_rows, y_RD);
+    dynamic_cast<CudaExpertWork&>(work).run(stream_, experts_E, routing, activation, logits, x_RD, sequences, num_rows,
+                                            y_RD);
   }
 
   void cross_entropy(const PackedLinear& head, const float* x_RD, std::span<const int32_t> targets_R,

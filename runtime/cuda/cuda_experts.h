@@ -37,19 +37,33 @@ class CudaExpertWork final : public ExpertWork {
 
   // Does what Backend::run_experts says.
   void run(cudaStream_t stream, std::span<const FeedForwardWeights> experts_E, const RoutingDescription& routing,
-           Activation activation, const float* logits_RE, const float* x_RD, const Sequences& sequences,
+           Activation activation, const RouterLogits& logits, const float* x_RD, const Sequences& sequences,
            int64_t num_rows, float* y_RD);
 
  private:
-  struct Layer {
+  // Experts of one shape, one after the other.
+  struct Group {
+    int64_t first = 0, count = 0;
     ExpertStack gate_up, down;
+    bool rounds() const { return gate_up.kinds.is_any() || down.kinds.is_any(); }
   };
-  const Layer& layer_of(std::span<const FeedForwardWeights> experts_E);
+  // The routed experts, and the shared one if there is one.
+  using Layer = std::vector<Group>;
+  // Rows of a call, and the slots of a group's experts.
+  struct GroupRows {
+    const float* x_RD;
+    const Sequences& sequences;
+    int64_t num_rows = 0;
+    int64_t first_slot = 0, num_slots = 0;
+  };
+  const Layer& layer_of(std::span<const FeedForwardWeights> experts_E, const RoutingDescription& routing);
+  // Writes the outputs of a group's experts to their slots of mixed_SD_.
+  void run_group(cudaStream_t stream, const Group& group, Activation activation, const GroupRows& rows);
   RoundedRows rounded_rows(float* x_SI, int64_t width);
   // Rounds rows of slots in the formats of their experts.
-  void round(cudaStream_t stream, const ExpertStack& stack, const Sequences& sequences, int64_t num_experts,
+  void round(cudaStream_t stream, const Group& group, const ExpertStack& stack, const Sequences& sequences,
              float* x_SI);
-  void multiply(cudaStream_t stream, const ExpertStack& stack, int64_t num_experts, const SlotRanges& slots,
+  void multiply(cudaStream_t stream, const Group& group, const ExpertStack& stack, const int32_t* rows_S,
                 const float* x, int64_t max_rows, float* y);
   OutlierScratch outlier_scratch(int64_t num_sequences, int64_t width);
 

@@ -113,7 +113,7 @@ int64_t attention_scratch_floats(const Sequences& sequences, const AttentionShap
 void launch_attention(cudaStream_t stream, const float* q_RHK, const KvLayer& cache, const Sequences& sequences,
                       const AttentionShape& shape, float* scratch, float* x_RHK);
 
-void launch_route(cudaStream_t stream, const float* logits_RE, int64_t num_rows, int64_t num_experts,
+void launch_route(cudaStream_t stream, const RouterLogits& logits, int64_t num_rows, int64_t num_experts,
                   const RoutingDescription& routing, int32_t* experts_RK, float* weights_RK);
 // Orders the places of experts_RK by expert, then by place. Place p goes to slot slots_RK[p]. Slot s has the row
 // rows_S[s]. Expert e has the slots from first_slot_E1[e] to first_slot_E1[e + 1].

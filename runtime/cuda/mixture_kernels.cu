@@ -8,36 +8,69 @@ namespace {
 constexpr int kRouteThreads = 128;
 constexpr int kAssignThreads = 256;
 
-// Each thread routes one row, in float32 and in ascending order of experts, as engine/routing.cpp does. The k largest
-// are taken one by one; then they are listed by ascending index.
-__global__ void route_kernel(const float* logits_RE, int64_t num_rows, int64_t num_experts, int64_t num_chosen,
-                             bool normalizes, int32_t* experts_RK, float* weights_RK) {
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (row >= num_rows) return;
-  const float* const logits_E = logits_RE + row * num_experts;
-  int32_t* const experts_K = experts_RK + row * num_chosen;
-  float* const weights_K = weights_RK + row * num_chosen;
-  float largest = logits_E[0], sum = 0.0f;
-  for (int64_t e = 1; e < num_experts; ++e) largest = largest < logits_E[e] ? logits_E[e] : largest;
-  for (int64_t e = 0; e < num_experts; ++e) sum += expf(logits_E[e] - largest);
+// The scores of one row.
+struct RowScores {
+  const float* logits_E;
+  const float* correction_E;  // null: none
+  RouterScores kind;
+  float largest, sum;  // of a softmax
 
-  float divisor = 0.0f;
-  for (int64_t k = 0; k < num_chosen; ++k) {
-    int32_t best = -1;
-    float best_probability = 0.0f;
-    for (int64_t e = 0; e < num_experts; ++e) {
-      bool is_taken = false;
-      for (int64_t before = 0; before < k; ++before) is_taken = is_taken || experts_K[before] == e;
-      const float probability = expf(logits_E[e] - largest) / sum;
-      if (is_taken || (best >= 0 && !(probability > best_probability))) continue;
-      best = static_cast<int32_t>(e);
-      best_probability = probability;
-    }
-    experts_K[k] = best;
-    weights_K[k] = best_probability;
-    divisor += best_probability;
+  __device__ float score(int64_t e) const {
+    return kind == RouterScores::sigmoid ? 1.0f / (1.0f + expf(-logits_E[e])) : expf(logits_E[e] - largest) / sum;
   }
-  for (int64_t k = 1; k < num_chosen; ++k) {  // insertion sort by index
+  __device__ float corrected(int64_t e) const {
+    return correction_E == nullptr ? score(e) : score(e) + correction_E[e];
+  }
+};
+
+__device__ RowScores scores_of(const float* logits_E, const float* correction_E, int64_t num_routed,
+                               RouterScores kind) {
+  RowScores scores = {logits_E, correction_E, kind, logits_E[0], 0.0f};
+  if (kind == RouterScores::sigmoid) return scores;
+  for (int64_t e = 1; e < num_routed; ++e) scores.largest = scores.largest < logits_E[e] ? logits_E[e] : scores.largest;
+  for (int64_t e = 0; e < num_routed; ++e) scores.sum += expf(logits_E[e] - scores.largest);
+  return scores;
+}
+
+// The sum of the two largest corrected scores of a group.
+__device__ float group_sum(const RowScores& scores, int64_t first, int64_t size) {
+  float best = scores.corrected(first), second = scores.corrected(first + 1);
+  if (best < second) {
+    const float swapped = best;
+    best = second;
+    second = swapped;
+  }
+  for (int64_t e = first + 2; e < first + size; ++e) {
+    const float score = scores.corrected(e);
+    if (score > best) {
+      second = best;
+      best = score;
+    } else if (score > second) {
+      second = score;
+    }
+  }
+  return best + second;
+}
+
+// Returns the groups that the row's experts may be of, a bit for each.
+__device__ uint64_t best_groups(const RowScores& scores, int64_t num_routed, const RoutingDescription& routing) {
+  if (routing.num_groups == 1) return 1;
+  float sums[kMaxExpertGroups];
+  const int64_t size = num_routed / routing.num_groups;
+  for (int64_t g = 0; g < routing.num_groups; ++g) sums[g] = group_sum(scores, g * size, size);
+  uint64_t taken = 0;
+  for (int64_t k = 0; k < routing.groups_per_token; ++k) {
+    int64_t best = -1;
+    for (int64_t g = 0; g < routing.num_groups; ++g) {
+      if ((taken >> g & 1) == 0 && (best < 0 || sums[g] > sums[best])) best = g;
+    }
+    taken |= uint64_t{1} << best;
+  }
+  return taken;
+}
+
+__device__ void sort_by_index(int32_t* experts_K, float* weights_K, int64_t num_chosen) {
+  for (int64_t k = 1; k < num_chosen; ++k) {  // insertion sort
     const int32_t expert = experts_K[k];
     const float weight = weights_K[k];
     int64_t place = k;
@@ -48,7 +81,45 @@ __global__ void route_kernel(const float* logits_RE, int64_t num_rows, int64_t n
     experts_K[place] = expert;
     weights_K[place] = weight;
   }
-  for (int64_t k = 0; k < num_chosen && normalizes; ++k) weights_K[k] /= divisor;
+}
+
+// Each thread routes one row, in float32 and in ascending order of experts, as engine/routing.cpp does. The largest are
+// taken one by one; then they are listed by ascending index.
+__global__ void route_kernel(const float* logits_RL, const float* correction_E, int64_t num_rows, int64_t num_routed,
+                             int64_t num_logits, RoutingDescription routing, int32_t* experts_RK, float* weights_RK) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (row >= num_rows) return;
+  const float* const logits_L = logits_RL + row * num_logits;
+  int32_t* const experts_K = experts_RK + row * routing.experts_per_token;
+  float* const weights_K = weights_RK + row * routing.experts_per_token;
+  const RowScores scores = scores_of(logits_L, correction_E, num_routed, routing.scores);
+  const uint64_t groups = best_groups(scores, num_routed, routing);
+  const int64_t group_size = num_routed / routing.num_groups;
+  const int64_t num_chosen = routing.experts_per_token - (routing.has_shared ? 1 : 0);
+
+  float divisor = 0.0f;
+  for (int64_t k = 0; k < num_chosen; ++k) {
+    int32_t best = -1;
+    float best_score = 0.0f;
+    for (int64_t e = 0; e < num_routed; ++e) {
+      bool is_taken = (groups >> (e / group_size) & 1) == 0;
+      for (int64_t before = 0; before < k; ++before) is_taken = is_taken || experts_K[before] == e;
+      const float score = scores.corrected(e);
+      if (is_taken || (best >= 0 && !(score > best_score))) continue;
+      best = static_cast<int32_t>(e);
+      best_score = score;
+    }
+    experts_K[k] = best;
+    weights_K[k] = scores.score(best);
+    divisor += weights_K[k];
+  }
+  sort_by_index(experts_K, weights_K, num_chosen);
+  if (!routing.normalizes_top_weights) divisor = 1.0f;
+  if (routing.normalizes_top_weights && divisor < routing.smallest_sum) divisor = routing.smallest_sum;
+  for (int64_t k = 0; k < num_chosen; ++k) weights_K[k] = weights_K[k] / divisor * routing.weight_factor;
+  if (!routing.has_shared) return;
+  experts_K[num_chosen] = static_cast<int32_t>(num_routed);
+  weights_K[num_chosen] = routing.weighs_shared ? 1.0f / (1.0f + expf(-logits_L[num_routed])) : 1.0f;
 }
 
 // One block computes counts, a running sum, then each expert's places in their order. A thread has whole experts.
@@ -102,12 +173,12 @@ __global__ void expert_sequences_kernel(const Sequence* sequences_N, int64_t num
 
 }  // namespace
 
-void launch_route(cudaStream_t stream, const float* logits_RE, int64_t num_rows, int64_t num_experts,
+void launch_route(cudaStream_t stream, const RouterLogits& logits, int64_t num_rows, int64_t num_experts,
                   const RoutingDescription& routing, int32_t* experts_RK, float* weights_RK) {
   if (num_rows == 0) return;
   launch(route_kernel, dim3(static_cast<unsigned>((num_rows + kRouteThreads - 1) / kRouteThreads)), dim3(kRouteThreads),
-         0, stream, logits_RE, num_rows, num_experts, routing.experts_per_token, routing.normalizes_top_weights,
-         experts_RK, weights_RK);
+         0, stream, logits.logits_RL, logits.correction_E, num_rows, routing.num_routed(num_experts),
+         routing.num_logits(num_experts), routing, experts_RK, weights_RK);
 }
 
 void launch_assign_slots(cudaStream_t stream, const int32_t* experts_RK, int64_t num_rows, int64_t num_chosen,

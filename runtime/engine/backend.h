@@ -144,6 +144,14 @@ inline const InputFormat kProbabilityFormat = {.type = InputType::int8, .symmetr
 
 class LinearInput;
 
+// The logits of rows, and what is added to the scores that choose experts: a value for each routed one, or null.
+struct RouterLogits {
+  // NOLINTNEXTLINE(google-explicit-constructor): most routers have logits alone.
+  RouterLogits(const float* logits, const float* correction = nullptr) : logits_RL(logits), correction_E(correction) {}
+  const float* logits_RL;  // L = RoutingDescription::num_logits
+  const float* correction_E;
+};
+
 // A backend's own buffers for run_experts.
 class ExpertWork {
  public:
@@ -154,8 +162,8 @@ struct ExpertShape {
   int64_t num_experts = 0;
   int64_t experts_per_token = 0;
   int64_t hidden_size = 0;
-  int64_t feed_forward_size = 0;
-  bool has_codes = false;  // true if some expert takes its input as codes
+  int64_t feed_forward_size = 0;  // of the widest expert
+  bool has_codes = false;         // true if some expert takes its input as codes
 };
 
 class Backend {
@@ -251,12 +259,11 @@ class Backend {
   // means_ND[n] = the mean of the rows of sequence n, which has at least one.
   virtual void mean_rows(const float* hidden_RD, const Sequences& sequences, int64_t width, float* means_ND) = 0;
 
-  // Routes the rows of a mixture of experts. Probabilities are softmax(logits) in float32. A token goes to the k
-  // experts with the largest probabilities; among equals the lower index comes first. Each row of the outputs lists its
-  // experts by ascending index, with their probabilities. normalizes_top_weights divides these by their sum, which is
-  // added from the largest on.
-  virtual void route(const float* logits_RE, int64_t num_rows, int64_t num_experts, const RoutingDescription& routing,
-                     int32_t* experts_RK, float* weights_RK) = 0;
+  // Routes the rows of a mixture of experts, as RoutingDescription says. Each row of the outputs lists its experts by
+  // ascending index, with their weights. The sum that divides them is added from the largest corrected score on.
+  // num_experts counts the shared expert too.
+  virtual void route(const RouterLogits& logits, int64_t num_rows, int64_t num_experts,
+                     const RoutingDescription& routing, int32_t* experts_RK, float* weights_RK) = 0;
 
   // y[s] = x[rows_S[s]], in the form that y was prepared for. x is plain.
   virtual void gather(const float* x_RD, std::span<const int32_t> rows_S, int64_t width, LinearInput& y_SD) = 0;
@@ -270,8 +277,8 @@ class Backend {
   // formats that look at whole sequences, the rows of one sequence that go to one expert are a sequence of their own.
   virtual std::unique_ptr<ExpertWork> allocate_experts(const ExpertShape& shape) = 0;
   virtual void run_experts(std::span<const FeedForwardWeights> experts_E, const RoutingDescription& routing,
-                           Activation activation, const float* logits_RE, const float* x_RD, const Sequences& sequences,
-                           int64_t num_rows, ExpertWork& work, float* y_RD) = 0;
+                           Activation activation, const RouterLogits& logits, const float* x_RD,
+                           const Sequences& sequences, int64_t num_rows, ExpertWork& work, float* y_RD) = 0;
 
   // These overloads of add_norm, linear, attention and activate take and give plain rows.
   void add_norm(float* hidden_RD, const float* delta_RD, const PackedNorm* delta_norm, const PackedNorm* norm,

@@ -170,9 +170,19 @@ void check_head(const PackedLinear& head, const char* operation) {
 }
 
 void check_routing(int64_t num_experts, const RoutingDescription& routing) {
-  require(routing.experts_per_token >= 1 && routing.experts_per_token <= num_experts, "route",
-          "expected from 1 to " + std::to_string(num_experts) + " experts per token, found " +
-              std::to_string(routing.experts_per_token));
+  const int64_t num_routed = routing.num_routed(num_experts);
+  const int64_t group_size = routing.num_groups < 1 ? 0 : num_routed / routing.num_groups;
+  require(routing.routed_per_token() >= 1 && routing.routed_per_token() <= num_routed, "route",
+          "expected from 1 to " + std::to_string(num_routed) + " experts per token, found " +
+              std::to_string(routing.routed_per_token()));
+  require(routing.num_groups == 1 || (group_size >= 2 && group_size * routing.num_groups == num_routed &&
+                                      routing.num_groups <= kMaxExpertGroups && routing.groups_per_token >= 1 &&
+                                      routing.groups_per_token <= routing.num_groups &&
+                                      routing.routed_per_token() <= routing.groups_per_token * group_size),
+          "route",
+          "expected groups of two experts or more that hold those of a token, found " +
+              std::to_string(routing.groups_per_token) + " of " + std::to_string(routing.num_groups) + " groups of " +
+              std::to_string(num_routed) + " experts, for " + std::to_string(routing.routed_per_token()));
 }
 
 void check_mix(std::span<const int32_t> slots_RK, std::span<const float> weights_RK, int64_t num_rows) {

@@ -41,16 +41,18 @@ class Packer {
   Packer(const Checkpoint& checkpoint, Backend& backend, const std::function<void(LinearWeights&)>& change)
       : checkpoint_(checkpoint), backend_(backend), change_(change) {}
 
-  // Packs the embedding, the head or a router, which take and give plain rows.
-  std::unique_ptr<PackedLinear> pack_plain(const LinearDescription& table) const {
-    const LinearWeights weights = checkpoint_.linear(table);
-    if (!weights.input.is_plain()) {
+  // Packs the embedding, the head or routers, which take and give plain rows.
+  std::unique_ptr<PackedLinear> pack_plain(const std::vector<LinearDescription>& tables) const {
+    std::vector<LinearWeights> parts;
+    for (const LinearDescription& table : tables) {
+      const LinearWeights& weights = parts.emplace_back(checkpoint_.linear(table));
+      if (weights.input.is_plain()) continue;
       throw std::invalid_argument("'" + weights.name + "': its input is quantized (" +
                                   input_format_name(weights.input) +
                                   "); this runtime multiplies the head and routers with unquantized activations only");
     }
-    std::unique_ptr<PackedLinear> packed = backend_.pack({&weights, 1});
-    checkpoint_.drop_pages(table);
+    std::unique_ptr<PackedLinear> packed = backend_.pack(parts);
+    for (const LinearDescription& table : tables) checkpoint_.drop_pages(table);
     return packed;
   }
 
@@ -110,7 +112,12 @@ class Packer {
     for (const FeedForwardDescription& expert : source.experts) {
       block.experts.push_back({pack(expert.readers()), pack({expert.down})});
     }
-    if (source.router) block.router = pack_plain(*source.router);
+    if (source.router) block.router = pack_plain(source.routers());
+    if (source.correction) {
+      const std::vector<float> correction_E = checkpoint_.values_of(*source.correction);
+      block.correction_E = backend_.allocate(source.correction->size);
+      backend_.upload<float>(correction_E, block.correction_E.get());
+    }
     block.routing = source.routing;
     block.is_gated = source.experts.front().is_gated();
     block.is_parallel = source.is_parallel;
@@ -137,8 +144,8 @@ DecoderWeights load_decoder_weights(const Checkpoint& checkpoint, Backend& backe
   const ModelDescription& model = checkpoint.description();
   const Packer packer(checkpoint, backend, change);
   DecoderWeights weights;
-  weights.embedding = packer.pack_plain(checkpoint.embedding());
-  if (model.has_learned_positions()) weights.positions = packer.pack_plain(model.position_table);
+  weights.embedding = packer.pack_plain({checkpoint.embedding()});
+  if (model.has_learned_positions()) weights.positions = packer.pack_plain({model.position_table});
   if (model.embedding_norm.exists()) {
     weights.embedding_norm = backend.pack_layer_norm(checkpoint.layer_norm({.name = model.embedding_norm.name,
                                                                             .width = model.embedding_norm.width,
@@ -161,7 +168,7 @@ DecoderWeights load_decoder_weights(const Checkpoint& checkpoint, Backend& backe
     if (progress) progress(static_cast<int64_t>(weights.blocks.size()), num_blocks);
   }
   weights.final_norm = packer.final_norm(model);
-  if (!model.tied_head) weights.untied_head = packer.pack_plain(checkpoint.head());
+  if (!model.tied_head) weights.untied_head = packer.pack_plain({checkpoint.head()});
   return weights;
 }
 

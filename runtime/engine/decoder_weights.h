@@ -18,7 +18,8 @@ struct BlockWeights {
   std::optional<PackedNorm> post_attention_norm, post_feed_forward_norm;
   std::unique_ptr<PackedLinear> qkv, o;
   std::vector<FeedForwardWeights> experts;  // a dense block has one
-  std::unique_ptr<PackedLinear> router;     // null in a dense block
+  std::unique_ptr<PackedLinear> router;     // null in a dense block; with the gate of the shared expert behind it
+  Buffer<float> correction_E;               // of routed experts' scores; empty: none
   RoutingDescription routing;
   AttentionShape attention;
   bool is_gated = true;  // the network's first product is of gate and up, not of up alone

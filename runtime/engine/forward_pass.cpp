@@ -61,7 +61,8 @@ ForwardArena::ForwardArena(Backend& backend, const ModelDescription& model, int6
       parallel_RD = backend.allocate(chunk_rows * model.hidden_size);
     }
     if (!block.is_mixture()) continue;
-    shape.num_experts = std::max(shape.num_experts, block.router->num_out);
+    const auto num_experts = static_cast<int64_t>(block.experts.size());
+    shape.num_experts = std::max(shape.num_experts, num_experts);
     shape.experts_per_token = std::max(shape.experts_per_token, block.routing.experts_per_token);
   }
   if (has_dense) {
@@ -182,8 +183,9 @@ void ForwardPass::run_feed_forward(ForwardArena& work, const BlockWeights& block
   const int64_t num_rows = chunk.num_rows;
   if (block.router) {
     backend.linear(*block.router, work.x_RD, num_rows, work.router_logits_RE.get());
-    backend.run_experts(block.experts, block.routing, description.activation, work.router_logits_RE.get(),
-                        work.x_RD.x(), chunk.sequences, num_rows, *work.experts, y_RD);
+    backend.run_experts(block.experts, block.routing, description.activation,
+                        {work.router_logits_RE.get(), block.correction_E.get()}, work.x_RD.x(), chunk.sequences,
+                        num_rows, *work.experts, y_RD);
     return;
   }
   const FeedForwardWeights& network = block.experts.front();

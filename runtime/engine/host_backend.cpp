@@ -71,7 +71,7 @@ std::unique_ptr<ExpertWork> HostBackend::allocate_experts(const ExpertShape& sha
 
 // Works on one expert after the other: the rows of x that the router sends to it are gathered in their order.
 void HostBackend::run_experts(std::span<const FeedForwardWeights> experts_E, const RoutingDescription& routing,
-                              Activation activation, const float* logits_RE, const float* x_RD,
+                              Activation activation, const RouterLogits& logits, const float* x_RD,
                               const Sequences& sequences, int64_t num_rows, ExpertWork& expert_work, float* y_RD) {
   auto& work = dynamic_cast<HostExpertWork&>(expert_work);
   const int64_t width = work.shape.hidden_size, num_chosen = routing.experts_per_token;
@@ -84,7 +84,7 @@ void HostBackend::run_experts(std::span<const FeedForwardWeights> experts_E, con
                                 std::to_string(num_rows) + " rows, " + std::to_string(num_chosen) + " of " +
                                 std::to_string(experts_E.size()));
   }
-  route(logits_RE, num_rows, static_cast<int64_t>(experts_E.size()), routing, work.experts_RK.data(),
+  route(logits, num_rows, static_cast<int64_t>(experts_E.size()), routing, work.experts_RK.data(),
         work.weights_RK.data());
   for (std::vector<int32_t>& places : work.slots_of_expert) places.clear();
   for (size_t i = 0; i < num_slots; ++i) {

@@ -20,7 +20,7 @@ class HostBackend : public Backend {
   void download_bytes(const void* memory, std::span<std::byte> host) override;
   std::unique_ptr<ExpertWork> allocate_experts(const ExpertShape& shape) override;
   void run_experts(std::span<const FeedForwardWeights> experts_E, const RoutingDescription& routing,
-                   Activation activation, const float* logits_RE, const float* x_RD, const Sequences& sequences,
+                   Activation activation, const RouterLogits& logits, const float* x_RD, const Sequences& sequences,
                    int64_t num_rows, ExpertWork& work, float* y_RD) override;
 };
 

@@ -67,7 +67,7 @@ int64_t forward_work_bytes(const ModelDescription& model, const DeviceWorkload& 
     has_dense = has_dense || !block.is_mixture();
     is_parallel = is_parallel || block.is_parallel;
     if (!block.is_mixture()) continue;
-    num_experts = std::max(num_experts, block.router->num_out);
+    num_experts = std::max(num_experts, static_cast<int64_t>(block.experts.size()));
     experts_per_token = std::max(experts_per_token, block.routing.experts_per_token);
   }
   const int64_t rows_at_a_time = needs_whole_sequences ? std::max(kChunkRows, workload.num_tokens) : kChunkRows;

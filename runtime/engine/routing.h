@@ -8,9 +8,10 @@
 
 namespace pare::runtime {
 
-// Computes one row of Backend::route. experts_K and weights_K have routing.experts_per_token entries. All arithmetic is
-// float32, with sums in ascending order of experts, as transformers computes it.
-void route_row(std::span<const float> logits_E, const RoutingDescription& routing, int32_t* experts_K,
-               float* weights_K);
+// Computes one row of Backend::route. logits_L has the row's logits, and correction_E a value for each routed expert or
+// nothing. experts_K and weights_K have routing.experts_per_token entries. All arithmetic is float32, with sums in
+// ascending order of experts, as transformers computes it.
+void route_row(std::span<const float> logits_L, const RoutingDescription& routing, std::span<const float> correction_E,
+               int32_t* experts_K, float* weights_K);
 
 }  // namespace pare::runtime

@@ -92,15 +92,17 @@ int64_t Transformer::bytes_per_token() const {
   int64_t num_bytes = head().resident_bytes() + weights.embedding->resident_bytes() / weights.embedding->num_out();
   for (const BlockWeights& block : weights.blocks) {
     num_bytes += block.qkv->resident_bytes() + block.o->resident_bytes();
-    int64_t expert_bytes = 0;
-    for (const FeedForwardWeights& expert : block.experts) {
-      expert_bytes += expert.gate_up->resident_bytes() + expert.down->resident_bytes();
+    const auto num_routed = block.routing.num_routed(static_cast<int64_t>(block.experts.size()));
+    int64_t routed_bytes = 0;
+    for (size_t e = 0; e < block.experts.size(); ++e) {
+      const int64_t bytes = block.experts[e].gate_up->resident_bytes() + block.experts[e].down->resident_bytes();
+      (static_cast<int64_t>(e) < num_routed ? routed_bytes : num_bytes) += bytes;
     }
     if (block.router) {
       num_bytes += block.router->resident_bytes();
-      expert_bytes = expert_bytes * block.routing.experts_per_token / static_cast<int64_t>(block.experts.size());
+      routed_bytes = routed_bytes * block.routing.routed_per_token() / num_routed;
     }
-    num_bytes += expert_bytes;
+    num_bytes += routed_bytes;
   }
   return num_bytes;
 }

@@ -150,7 +150,7 @@ void Config::describe_mixture() {
   config_["num_experts_per_tok"] = size("expert_used_count");
   if (has("expert_feed_forward_length")) config_[std::string(traits.size_key)] = size("expert_feed_forward_length");
   set(traits.normalizing_key, true, config_);
-  if (traits.may_have_dense_blocks) {
+  if (traits.blocks == MixtureBlocks::by_step) {
     config_["decoder_sparse_step"] = 1;
     config_["mlp_only_layers"] = Json::array();
   }
@@ -210,7 +210,7 @@ void Config::describe_factors() {
     const double value = number_or(suffix, 0.0);  // 0: none
     return value != 0.0 ? Json(shortest(value)) : Json();
   };
-  set(family_.null_softcap_key, nullptr, config_);
+  set(family_.null_key, nullptr, config_);
   set(family_.score_softcap_key, cap("attn_logit_softcapping"), config_);
   set(family_.logit_softcap_key, cap("final_logit_softcapping"), config_);
 }

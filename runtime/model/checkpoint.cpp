@@ -132,7 +132,8 @@ struct Checkpoint::State {
   void check_linear(const LinearDescription& linear) const;
   const TensorView& dense_tensor(const std::string& name, const std::vector<int64_t>& shape) const;
   DenseWeight dense_weight(const LinearDescription& linear) const;  // with checked values
-  std::vector<float> finite_values(const std::string& name, int64_t num_elements) const;
+  std::vector<float> finite_values(const std::string& name, const std::vector<int64_t>& shape) const;
+  std::vector<int64_t> shape_of(const VectorDescription& vector) const;
   void check_finite(const std::string& name) const;
   std::optional<PackScheme> scheme(const LinearDescription& linear) const;
 };
@@ -258,15 +259,22 @@ void Checkpoint::State::split_fused_experts() {
     const std::string module = block.name + ".mlp.";
     if (!block.is_mixture() || find(module + "experts.gate_up_proj") == nullptr) continue;
     std::vector<std::vector<LinearDescription>> gate_ups, downs;
-    for (const FeedForwardDescription& expert : block.experts) {
+    for (const FeedForwardDescription& expert :
+         std::span(block.experts).first(static_cast<size_t>(block.num_routed()))) {
       gate_ups.push_back({expert.gate, expert.up});
       downs.push_back({expert.down});
     }
     split_tensor(module + "experts.gate_up_proj", gate_ups);
     split_tensor(module + "experts.down_proj", downs);
-    if (auto router = tensors.extract(module + "gate.weight"); !router.empty()) {
-      router.key() = block.router->name + ".weight";
-      tensors.insert(std::move(router));
+    const auto rename = [&](const std::string& held, const std::string& name) {
+      if (auto tensor = tensors.extract(held); !tensor.empty()) {
+        tensor.key() = name;
+        tensors.insert(std::move(tensor));
+      }
+    };
+    rename(module + "gate.weight", block.router->name + ".weight");
+    if (block.correction) {
+      rename(module + "gate." + block.correction->name.substr(module.size()), block.correction->name);
     }
   }
 }
@@ -343,10 +351,15 @@ DenseWeight Checkpoint::State::dense_weight(const LinearDescription& linear) con
   return {linear.num_out, linear.num_in, view.dtype, view.data};
 }
 
-std::vector<float> Checkpoint::State::finite_values(const std::string& name, int64_t num_elements) const {
-  const TensorView& view = dense_tensor(name, {num_elements});
+std::vector<int64_t> Checkpoint::State::shape_of(const VectorDescription& vector) const {
+  const TensorView* const view = find(vector.name);
+  return view != nullptr && view->shape.size() == 2 ? std::vector<int64_t>{1, vector.size} : std::vector{vector.size};
+}
+
+std::vector<float> Checkpoint::State::finite_values(const std::string& name, const std::vector<int64_t>& shape) const {
+  const TensorView& view = dense_tensor(name, shape);
   check_finite(name);
-  std::vector<float> values(static_cast<size_t>(num_elements));
+  std::vector<float> values(static_cast<size_t>(shape.back()));
   convert_to_float(view.dtype, view.data, values);
   return values;
 }
@@ -408,6 +421,9 @@ void Checkpoint::State::check_all() const {
     if (norm.has_bias) dense_tensor(norm.name + ".bias", {norm.width});
   }
   for (const LinearDescription& linear : block_linears(description)) check_linear(linear);
+  for (const BlockDescription& block : description.blocks) {
+    if (block.correction) dense_tensor(block.correction->name, shape_of(*block.correction));
+  }
   if (description.tied_head) {
     check_tied_head();
   } else {
@@ -598,7 +614,7 @@ LinearWeights Checkpoint::linear(const LinearDescription& linear) const {
   } else {
     weights.weight = state_->dense_weight(linear);
   }
-  if (linear.has_bias) weights.bias_O = state_->finite_values(linear.name + ".bias", linear.num_out);
+  if (linear.has_bias) weights.bias_O = state_->finite_values(linear.name + ".bias", {linear.num_out});
   return weights;
 }
 
@@ -612,7 +628,7 @@ LinearDescription Checkpoint::head() const {
 }
 
 std::vector<float> Checkpoint::norm_gain(const NormDescription& norm) const {
-  std::vector<float> gain = state_->finite_values(norm.name + ".weight", norm.width);
+  std::vector<float> gain = state_->finite_values(norm.name + ".weight", {norm.width});
   if (norm.unit_offset) {
     for (float& g : gain) g += 1.0f;
   }
@@ -620,12 +636,16 @@ std::vector<float> Checkpoint::norm_gain(const NormDescription& norm) const {
 }
 
 std::vector<float> Checkpoint::norm_bias(const NormDescription& norm) const {
-  return norm.has_bias ? state_->finite_values(norm.name + ".bias", norm.width) : std::vector<float>();
+  return norm.has_bias ? state_->finite_values(norm.name + ".bias", {norm.width}) : std::vector<float>();
+}
+
+std::vector<float> Checkpoint::values_of(const VectorDescription& vector) const {
+  return state_->finite_values(vector.name, state_->shape_of(vector));
 }
 
 LayerNorm Checkpoint::layer_norm(const LayerNormDescription& norm) const {
-  return {.gain = state_->finite_values(norm.name + ".weight", norm.width),
-          .bias = state_->finite_values(norm.name + ".bias", norm.width),
+  return {.gain = state_->finite_values(norm.name + ".weight", {norm.width}),
+          .bias = state_->finite_values(norm.name + ".bias", {norm.width}),
           .epsilon = norm.epsilon};
 }
 
@@ -639,6 +659,9 @@ void Checkpoint::check_values() const {
     for (const NormDescription& norm : all_norms(description())) {
       norm_gain(norm);
       norm_bias(norm);
+    }
+    for (const BlockDescription& block : description().blocks) {
+      if (block.correction) values_of(*block.correction);
     }
   }
   for (const LinearDescription& read : linears) {

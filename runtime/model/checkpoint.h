@@ -75,6 +75,7 @@ class Checkpoint {
   std::vector<float> norm_gain(const NormDescription& norm) const;  // the unit offset is added
   std::vector<float> norm_bias(const NormDescription& norm) const;  // empty if it has none
   LayerNorm layer_norm(const LayerNormDescription& norm) const;
+  std::vector<float> values_of(const VectorDescription& vector) const;
 
   // Reads every tensor that the model uses, as the calls above do. So damage is found before hours of work, and not in
   // the middle of them, or never if nothing reads the tensor again. Makes one pass over the files, on all cores, and

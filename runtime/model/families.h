@@ -106,13 +106,40 @@ struct NormNames {
   std::string_view feed_forward_output = {};
 };
 
+// Which blocks of a model with mixtures have one.
+enum class MixtureBlocks {
+  all,
+  by_step,           // decoder_sparse_step and mlp_only_layers say which
+  behind_the_first,  // all but the first first_k_dense_replace
+  in_a_range,        // from moe_layer_start_index to moe_layer_end_index, each moe_layer_interval-th of all blocks
+};
+
+// An expert that every token goes to. `module` stands under the mixture's; "": there is none.
+struct SharedExpertTraits {
+  std::string_view module = {};
+  std::string_view gate = {};       // under the mixture's module: makes its weight's logit; "": the weight is 1
+  std::string_view size_key = {};   // of its width
+  std::string_view count_key = {};  // instead: it is as wide as so many experts
+  int64_t default_count = 0;        // of a file without the key; 0: refused
+};
+
 struct MixtureTraits {
   std::string_view module = "mlp";                                          // under the block; its `gate` is the router
   std::string_view gate = "gate_proj", up = "up_proj", down = "down_proj";  // of an expert
   std::string_view older_count_key = "num_local_experts";                   // where num_local_experts is missing
-  std::string_view size_key = "intermediate_size";                          // of an expert
-  std::string_view normalizing_key = {};  // its absence is false; "": the top weights are divided by their sum always
-  bool may_have_dense_blocks = false;     // by decoder_sparse_step and mlp_only_layers
+  std::string_view per_token_key = "num_experts_per_tok";
+  std::string_view size_key = "intermediate_size";  // of an expert
+  std::string_view normalizing_key = {};            // "": the top weights are divided by their sum always
+  bool default_normalizing = false;
+  std::string_view smallest_sum_key = {};  // of that sum
+  double default_smallest_sum = 0.0;
+  bool has_sigmoid_scores = false;
+  std::string_view correction = {};  // the tensor under the module that corrects scores
+  std::string_view groups_key = {}, groups_per_token_key = {};
+  std::string_view factor_key = {};  // of the weights
+  SharedExpertTraits shared = {};
+  MixtureBlocks blocks = MixtureBlocks::all;
+  int64_t default_first_blocks = 0;  // first_k_dense_replace or moe_layer_start_index of a file without the key
 };
 
 // A decoder. "" stands for a key that the family has not.
@@ -133,7 +160,8 @@ struct DecoderFamily {
   double default_epsilon = 1e-6;
   bool has_unit_offset = false;  // norms store their gains less 1 (GGUF files do not)
   bool has_head_norms = false;
-  bool head_norms_span_heads = false;  // one norm over all heads of q, and one over those of k
+  std::string_view head_norms_key = {};  // instead: true in a file that has them
+  bool head_norms_span_heads = false;    // one norm over all heads of q, and one over those of k
   bool has_qkv_bias = false;
   std::string_view attention_bias_key = {}, feed_forward_bias_key = {};  // of q, k, v, o, and of gate, up, down
   bool default_attention_bias = false, default_feed_forward_bias = false;
@@ -153,11 +181,11 @@ struct DecoderFamily {
   std::string_view score_softcap_key = {}, logit_softcap_key = {};
   double default_score_softcap = 0.0, default_logit_softcap = 0.0;  // 0: none
   FactorTraits factors = {};
-  std::string_view null_softcap_key = {};  // of a cap that the family no longer has: a value is refused
-  bool is_gated = true;                    // else a feed-forward network is down(act(up(x)))
-  bool is_parallel = false;                // both halves of a block read its input; norms.feed_forward may be ""
-  std::string_view parallel_key = {};      // whether that is so, else it is as is_parallel says
-  int64_t first_position = 0;  // the row of the first token in the table of positions, which has as many more
+  std::string_view null_key = {};      // of a cap that is not computed: a value is refused
+  bool is_gated = true;                // else a feed-forward network is down(act(up(x)))
+  bool is_parallel = false;            // both halves of a block read its input; norms.feed_forward may be ""
+  std::string_view parallel_key = {};  // whether that is so, else it is as is_parallel says
+  int64_t first_position = 0;          // the row of the first token in the table of positions, which has as many more
   std::array<FixedKey, 6> fixed = {};
   std::string_view width_key = {};           // a width that is hidden_size's, or refused
   std::string_view bidirectional_key = {};   // true is refused

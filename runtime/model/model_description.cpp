@@ -193,9 +193,9 @@ void refuse_what_is_not_implemented(const ConfigSection& config, const DecoderFa
     if (fixed.must_be_null || holder.boolean_or(fixed.key, fixed.otherwise) == fixed.value) continue;
     holder.fail(fixed.key, fixed.value ? "true (pare computes nothing else)" : "false (pare computes nothing else)");
   }
-  // transformers reads the key and leaves the scores alone; no published gemma3 sets it.
-  if (config.has(family.null_softcap_key)) {
-    config.fail(family.null_softcap_key, "null (" + std::string(family.name) + " has none)");
+  // No published model sets them. Of gemma3's, transformers reads the key and leaves the scores alone.
+  if (config.has(family.null_key)) {
+    config.fail(family.null_key, "null (" + std::string(family.name) + " is computed without it)");
   }
 }
 
@@ -257,11 +257,12 @@ struct MixtureOptions {
   MixtureTraits traits;
   int64_t num_experts = 0;
   int64_t feed_forward_size = 0;  // per expert
+  int64_t shared_size = 0;        // of the shared expert; 0: there is none
   RoutingDescription routing = {};
   std::vector<bool> is_mixture = {};  // by block
 };
 
-std::vector<bool> sparse_blocks(const ConfigSection& config, int64_t num_blocks) {
+std::vector<bool> blocks_by_step(const ConfigSection& config, int64_t num_blocks) {
   const int64_t step = config.integer_or("decoder_sparse_step", 1, 1, kMaxTokens);
   std::vector<bool> is_mixture;
   for (int64_t b = 0; b < num_blocks; ++b) is_mixture.push_back((b + 1) % step == 0);
@@ -277,33 +278,99 @@ std::vector<bool> sparse_blocks(const ConfigSection& config, int64_t num_blocks)
   return is_mixture;
 }
 
+std::vector<bool> mixture_blocks(const ConfigSection& config, const MixtureTraits& traits, int64_t num_blocks) {
+  if (traits.blocks == MixtureBlocks::by_step) return blocks_by_step(config, num_blocks);
+  int64_t first = 0, last = num_blocks - 1, interval = 1;
+  if (traits.blocks == MixtureBlocks::behind_the_first) {
+    first = config.integer_or("first_k_dense_replace", traits.default_first_blocks, 0, kMaxTokens);
+  } else if (traits.blocks == MixtureBlocks::in_a_range) {
+    first = config.integer_or("moe_layer_start_index", traits.default_first_blocks, 0, kMaxTokens);
+    interval = config.integer_or("moe_layer_interval", 1, 1, kMaxTokens);
+    const int64_t end = config.integer_or("moe_layer_end_index", -1, -1, kMaxTokens);
+    if (end >= 0) last = end;
+  }
+  std::vector<bool> is_mixture;
+  for (int64_t b = 0; b < num_blocks; ++b) is_mixture.push_back(b >= first && b <= last && (b + 1) % interval == 0);
+  return is_mixture;
+}
+
+// Groups of experts; num_experts counts the routed ones.
+void read_groups(const ConfigSection& config, const MixtureTraits& traits, int64_t num_experts,
+                 RoutingDescription& routing) {
+  if (traits.groups_key.empty()) return;
+  routing.num_groups = config.integer_or(traits.groups_key, 1, 1, kMaxExpertGroups);
+  if (routing.num_groups == 1) return;
+  if (num_experts % routing.num_groups != 0 || num_experts / routing.num_groups < 2) {
+    config.fail(traits.groups_key, "groups of two experts or more, all of one size, of the " +
+                                       std::to_string(num_experts) + " that there are");
+  }
+  routing.groups_per_token = config.integer_or(traits.groups_per_token_key, 1, 1, routing.num_groups);
+  if (routing.groups_per_token * (num_experts / routing.num_groups) < routing.experts_per_token) {
+    config.fail(traits.groups_per_token_key, "groups that hold a token's " + std::to_string(routing.experts_per_token) +
+                                                 " experts (" + std::string(traits.per_token_key) + ")");
+  }
+}
+
+// Returns the shared expert's width; 0: there is none.
+int64_t shared_size(const ConfigSection& config, const MixtureTraits& traits, int64_t expert_size) {
+  const SharedExpertTraits& shared = traits.shared;
+  if (shared.module.empty()) return 0;
+  if (!shared.size_key.empty()) return config.integer(shared.size_key, 1, kMaxFeedForward);
+  const int64_t most = kMaxFeedForward / expert_size;
+  return expert_size * (shared.default_count > 0 ? config.integer_or(shared.count_key, shared.default_count, 0, most)
+                                                 : config.integer(shared.count_key, 0, most));
+}
+
 std::optional<MixtureOptions> describe_mixtures(const ConfigSection& config, const DecoderFamily& family,
                                                 int64_t num_blocks) {
   if (!family.mixture) return std::nullopt;
   MixtureOptions mixture = {.traits = *family.mixture};
-  const std::string_view count = config.has("num_local_experts") ? "num_local_experts" : mixture.traits.older_count_key;
+  const MixtureTraits& traits = mixture.traits;
+  const std::string_view count = config.has("num_local_experts") ? "num_local_experts" : traits.older_count_key;
   mixture.num_experts = config.integer(count, 1, std::min(kMaxExperts, kMaxExpertsInAll / num_blocks));
-  mixture.feed_forward_size = config.integer(mixture.traits.size_key, 1, kMaxFeedForward);
-  mixture.routing.experts_per_token = config.integer("num_experts_per_tok", 1, mixture.num_experts);
-  const std::string_view normalizing_key = mixture.traits.normalizing_key;
-  mixture.routing.normalizes_top_weights = normalizing_key.empty() || config.boolean_or(normalizing_key, false);
-  mixture.is_mixture = mixture.traits.may_have_dense_blocks ? sparse_blocks(config, num_blocks)
-                                                            : std::vector<bool>(static_cast<size_t>(num_blocks), true);
+  mixture.feed_forward_size = config.integer(traits.size_key, 1, kMaxFeedForward);
+  RoutingDescription& routing = mixture.routing;
+  routing.experts_per_token = config.integer(traits.per_token_key, 1, mixture.num_experts);
+  routing.normalizes_top_weights =
+      traits.normalizing_key.empty() || config.boolean_or(traits.normalizing_key, traits.default_normalizing);
+  routing.scores = traits.has_sigmoid_scores ? RouterScores::sigmoid : RouterScores::softmax;
+  routing.smallest_sum =
+      static_cast<float>(config.number_or(traits.smallest_sum_key, traits.default_smallest_sum, 0.0, 1.0));
+  routing.weight_factor = static_cast<float>(config.number_or(traits.factor_key, 1.0, 0.0, kMaxFactor));
+  read_groups(config, traits, mixture.num_experts, routing);
+  mixture.shared_size = shared_size(config, traits, mixture.feed_forward_size);
+  if (mixture.shared_size > 0) {
+    ++routing.experts_per_token;
+    routing.has_shared = true;
+    routing.weighs_shared = !traits.shared.gate.empty();
+  }
+  mixture.is_mixture = mixture_blocks(config, traits, num_blocks);
   return mixture;
 }
 
 // Replaces the block's dense network.
 void set_mixture(const MixtureOptions& mixture, int64_t width, BlockDescription& block) {
-  const std::string module = block.name + "." + std::string(mixture.traits.module) + ".";
-  const int64_t inner = mixture.feed_forward_size;
+  const MixtureTraits& traits = mixture.traits;
+  const std::string module = block.name + "." + std::string(traits.module) + ".";
   block.router = LinearDescription{module + "gate", mixture.num_experts, width, false};
   block.routing = mixture.routing;
   block.experts.clear();
+  const auto add_expert = [&](const std::string& name, int64_t inner) {
+    const std::string expert = module + name + ".";
+    block.experts.push_back({{expert + std::string(traits.gate), inner, width, false},
+                             {expert + std::string(traits.up), inner, width, false},
+                             {expert + std::string(traits.down), width, inner, false}});
+  };
   for (int64_t e = 0; e < mixture.num_experts; ++e) {
-    const std::string expert = module + "experts." + std::to_string(e) + ".";
-    block.experts.push_back({{expert + std::string(mixture.traits.gate), inner, width, false},
-                             {expert + std::string(mixture.traits.up), inner, width, false},
-                             {expert + std::string(mixture.traits.down), width, inner, false}});
+    add_expert("experts." + std::to_string(e), mixture.feed_forward_size);
+  }
+  if (!traits.correction.empty()) {
+    block.correction = VectorDescription{module + std::string(traits.correction), mixture.num_experts};
+  }
+  if (!block.routing.has_shared) return;
+  add_expert(std::string(traits.shared.module), mixture.shared_size);
+  if (block.routing.weighs_shared) {
+    block.shared_gate = LinearDescription{module + std::string(traits.shared.gate), 1, width, false};
   }
 }
 
@@ -319,7 +386,7 @@ std::vector<int32_t> rows_by_head(int64_t num_heads, int64_t head_size) {
 }
 
 BlockDescription describe_block(const ModelDescription& model, const DecoderFamily& family, const Biases& biases,
-                                const MakeNorm& make_norm, bool is_parallel, int64_t index) {
+                                bool has_head_norms, const MakeNorm& make_norm, bool is_parallel, int64_t index) {
   const DecoderModules& names = family.modules;
   BlockDescription block;
   block.name = model.base + std::string(names.blocks) + std::to_string(index);
@@ -344,7 +411,7 @@ BlockDescription describe_block(const ModelDescription& model, const DecoderFami
     block.qkv = {attention + std::string(name), q_width + 2 * kv_width, width, biases.qkv};
     if (family.stacks.alternates_by_head) block.qkv_rows = rows_by_head(model.num_heads, model.head_size);
   }
-  if (family.has_head_norms) {
+  if (has_head_norms) {
     block.q_norm = make_norm(attention + "q_norm", family.head_norms_span_heads ? q_width : model.head_size);
     block.k_norm = make_norm(attention + "k_norm", family.head_norms_span_heads ? kv_width : model.head_size);
   }
@@ -403,6 +470,7 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
   const MakeNorm make_norm = [&](const std::string& name, int64_t width) {
     return NormDescription{name, width, epsilon, family.has_unit_offset, family.centers_norms, family.has_norm_bias};
   };
+  const bool has_head_norms = config.boolean_or(family.head_norms_key, family.has_head_norms);
   model.final_norm = make_norm(model.base + std::string(family.modules.final_norm), model.hidden_size);
   if (const auto name = family.modules.embedding_norm; !name.empty()) {
     model.embedding_norm = make_norm(model.base + std::string(name), model.hidden_size);
@@ -422,7 +490,7 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
   const RopePair ropes = describe_ropes(config, family, model.head_size, model.context_length);
   const std::vector<bool> is_rotated = rotated_blocks(config, family.rotation, windows);
   for (int64_t b = 0; b < num_blocks; ++b) {
-    BlockDescription block = describe_block(model, family, biases, make_norm, is_parallel, b);
+    BlockDescription block = describe_block(model, family, biases, has_head_norms, make_norm, is_parallel, b);
     if (mixtures && mixtures->is_mixture[static_cast<size_t>(b)]) set_mixture(*mixtures, model.hidden_size, block);
     block.sliding_window = windows[static_cast<size_t>(b)];
     block.rope = block.sliding_window > 0 ? ropes.local : ropes.global;
@@ -431,7 +499,9 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
   }
   model.feed_forward_size = 0;
   for (const BlockDescription& block : model.blocks) {
-    model.feed_forward_size = std::max(model.feed_forward_size, block.experts.front().down.num_in);
+    for (const FeedForwardDescription& network : {block.experts.front(), block.experts.back()}) {
+      model.feed_forward_size = std::max(model.feed_forward_size, network.down.num_in);
+    }
   }
   return model;
 }
@@ -444,6 +514,11 @@ std::vector<LinearDescription> BlockDescription::attention_readers() const {
   return qkv ? std::vector{*qkv} : std::vector{q, k, v};
 }
 
+std::vector<LinearDescription> BlockDescription::routers() const {
+  if (!router) return {};
+  return shared_gate ? std::vector{*router, *shared_gate} : std::vector{*router};
+}
+
 std::vector<LinearDescription> FeedForwardDescription::readers() const {
   if (!is_gated()) return {up};
   return gate_up ? std::vector{*gate_up} : std::vector{gate, up};
@@ -452,7 +527,7 @@ std::vector<LinearDescription> FeedForwardDescription::readers() const {
 std::vector<LinearDescription> block_linears(const BlockDescription& block) {
   std::vector<LinearDescription> linears = block.attention_readers();
   linears.push_back(block.o);
-  if (block.router) linears.push_back(*block.router);
+  for (const LinearDescription& router : block.routers()) linears.push_back(router);
   for (const FeedForwardDescription& expert : block.experts) {
     for (const LinearDescription& linear : expert.readers()) linears.push_back(linear);
     linears.push_back(expert.down);

@@ -62,11 +62,37 @@ struct FeedForwardDescription {
   std::vector<LinearDescription> readers() const;
 };
 
-// The experts of a mixture that a token goes to, and their weights: the top k of softmax(router(x)) in float32, the
-// lower index first among equals.
+inline constexpr int64_t kMaxExpertGroups = 64;
+enum class RouterScores { softmax, sigmoid };
+
+// The experts of a mixture that a token goes to, and their weights, in float32. The router's logits make a score for
+// each routed expert: their softmax, or each one's sigmoid. The token goes to those with the largest scores, the lower
+// index first among equals, and each one's score is its weight. Where a correction is added to the scores (deepseek_v3:
+// e_score_correction_bias), it decides who is chosen, but it is no part of the weights.
+//
+// A shared expert stands behind the routed ones. Every token goes to it, with the weight 1, or with the sigmoid of a
+// logit of its own, which is the last.
 struct RoutingDescription {
-  int64_t experts_per_token = 0;       // k; 0 for a dense block
-  bool normalizes_top_weights = true;  // the k weights are divided by their sum
+  int64_t experts_per_token = 0;       // K, the shared expert included; 0 for a dense block
+  bool normalizes_top_weights = true;  // the weights of routed experts are divided by their sum
+  RouterScores scores = RouterScores::softmax;
+  float smallest_sum = 0.0f;   // at least this divides them
+  float weight_factor = 1.0f;  // of routed experts, after that
+  // Routed experts form groups of one size, and a token goes to experts of the best groups alone. A group is as good
+  // as the sum of the two largest corrected scores in it.
+  int64_t num_groups = 1, groups_per_token = 1;
+  bool has_shared = false, weighs_shared = false;
+
+  int64_t num_shared() const { return has_shared ? 1 : 0; }
+  int64_t num_routed(int64_t num_experts) const { return num_experts - num_shared(); }
+  int64_t routed_per_token() const { return experts_per_token - num_shared(); }
+  int64_t num_logits(int64_t num_experts) const { return num_routed(num_experts) + (weighs_shared ? 1 : 0); }
+};
+
+// A tensor of one axis, or with more axes of length 1 before it. `name` is the tensor's.
+struct VectorDescription {
+  std::string name;
+  int64_t size = 0;
 };
 
 // One decoder layer ("block"): hidden += post(attention(norm(hidden))); hidden += post(feed_forward(norm(hidden))). The
@@ -84,12 +110,17 @@ struct BlockDescription {
   std::optional<NormDescription> post_attention_norm;     // on the attention's output, before the residual sum (gemma3)
   NormDescription feed_forward_norm;                      // likewise
   std::optional<NormDescription> post_feed_forward_norm;  // on the feed-forward's output, likewise
-  std::vector<FeedForwardDescription> experts;            // one: dense, no router; more: a mixture
+  std::vector<FeedForwardDescription> experts;            // one: dense, no router; more: a mixture, its shared one last
   std::optional<LinearDescription> router;
+  std::optional<LinearDescription> shared_gate;  // makes the logit of the shared expert's weight
+  std::optional<VectorDescription> correction;   // of scores
   RoutingDescription routing;
   int64_t sliding_window = 0;  // 0: all earlier tokens; otherwise the last n, the token itself included
   RopeDescription rope;
   bool is_mixture() const { return router.has_value(); }
+  // The linears that make the router's logits; none in a dense block.
+  std::vector<LinearDescription> routers() const;
+  int64_t num_routed() const { return routing.num_routed(static_cast<int64_t>(experts.size())); }
   // The linears that read attention's input, as the file holds them.
   std::vector<LinearDescription> attention_readers() const;
 };
@@ -100,7 +131,7 @@ struct ModelDescription {
   bool is_text_part = false;       // of a whole model with other parts (whole_models.h)
   bool stores_transposed = false;  // files hold the weights of blocks' linears as [I, O]
   int64_t hidden_size = 0;         // D
-  int64_t feed_forward_size = 0;   // F of the widest block; for a mixture, of one expert
+  int64_t feed_forward_size = 0;   // F of the widest network; of a mixture, of its widest expert
   int64_t num_heads = 0;           // H
   int64_t num_kv_heads = 0;
   int64_t head_size = 0;        // K
@@ -140,7 +171,7 @@ struct ModelDescription {
 ModelDescription describe_model(const std::string& config_json, const std::string& where,
                                 DType dtype_if_absent = DType::F32);
 
-// Returns every linear of the blocks as the file holds it, in order: q, k, v, o, the router of a mixture, gate, up and
+// Returns every linear of the blocks as the file holds it, in order: q, k, v, o, the routers of a mixture, gate, up and
 // down of each expert.
 std::vector<LinearDescription> block_linears(const BlockDescription& block);
 std::vector<LinearDescription> block_linears(const ModelDescription& model);

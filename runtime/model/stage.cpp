@@ -80,7 +80,8 @@ bool folds_into_linear(Stage stage) {
 
 double token_share(const BlockDescription& block, Stage stage) {
   if (stage.expert == Stage::kNoExpert) return 1.0;
-  return static_cast<double>(block.routing.experts_per_token) / static_cast<double>(block.experts.size());
+  if (stage.expert >= block.num_routed()) return 1.0;
+  return static_cast<double>(block.routing.routed_per_token()) / static_cast<double>(block.num_routed());
 }
 
 int64_t stage_width(const BlockDescription& block, Stage stage) {

@@ -6,7 +6,7 @@
 //   feed_forward_input   norm(hidden)        gate, up       hidden          up
 //   feed_forward_output  act(gate) * up      down           act(up)         down
 //
-// In a mixture each expert has the two feed-forward stages for itself.
+// In a mixture each expert has the two feed-forward stages for itself, the shared expert too.
 #pragma once
 
 #include <array>

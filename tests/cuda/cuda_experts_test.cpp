@@ -148,15 +148,18 @@ TEST_F(CudaExperts, RoundTheirInputsEachInItsWay) {
         if (rounds_down) host[e].down.linear.input = format;
       }
       SCOPED_TRACE(input_format_name(formats[first]) + (rounds_down ? " and down" : ""));
+      // With down, the last expert is a shared one. Its rows are those of the sequences.
+      const RoutingDescription routing = {
+          .experts_per_token = rounds_down ? 3 : 2, .has_shared = rounds_down, .weighs_shared = rounds_down};
       const auto [expected, found] = on_both([&](Backend& backend) {
         std::vector<FeedForwardWeights> experts;
         for (const HostExpert& expert : host) experts.push_back(expert.packed(backend));
-        const auto work = backend.allocate_experts({num_rows, kNumExperts, 2, kHidden, kFeedForward, true});
+        const auto work = backend.allocate_experts({num_rows, kNumExperts, 3, kHidden, kFeedForward, true});
         const SentSequences sequences(backend, host_sequences);
         const Buffer<float> logits = sent(backend, random_values(num_rows * kNumExperts, 5));
         const Buffer<float> x = sent(backend, random_values(num_rows * kHidden, 7));
         const Buffer<float> y = backend.allocate(num_rows * kHidden);
-        backend.run_experts(experts, {2, true}, Activation::silu, logits.get(), x.get(), sequences.sequences, num_rows,
+        backend.run_experts(experts, routing, Activation::silu, logits.get(), x.get(), sequences.sequences, num_rows,
                             *work, y.get());
         return received(backend, y);
       });

@@ -286,6 +286,41 @@ TEST_F(CudaRows, RoutingEqualsTheReference) {
   }
 }
 
+TEST_F(CudaRows, CorrectedScoresOfGroupsAndASharedExpertEqualTheReference) {
+  for (const RouterScores scores : {RouterScores::softmax, RouterScores::sigmoid}) {
+    for (const int64_t num_groups : {1, 4}) {
+      for (const bool weighs_shared : {false, true}) {
+        const RoutingDescription routing = {.experts_per_token = 5,
+                                            .normalizes_top_weights = weighs_shared,
+                                            .scores = scores,
+                                            .smallest_sum = 0.1f,
+                                            .weight_factor = 1.5f,
+                                            .num_groups = num_groups,
+                                            .groups_per_token = num_groups == 1 ? 1 : 2,
+                                            .has_shared = true,
+                                            .weighs_shared = weighs_shared};
+        const int64_t num_experts = 25, num_logits = routing.num_logits(num_experts);
+        const std::vector<float> logits = random_values(13 * num_logits, 8, 2.0f);
+        const std::vector<float> correction = random_values(24, 9, 0.1f);
+        std::vector<float> weights[2];
+        std::vector<int32_t> experts[2];
+        for (const int which : {0, 1}) {
+          Backend& backend = which == 0 ? *reference_ : *cuda_;
+          const Buffer<float> sent_logits = sent(backend, logits), sent_correction = sent(backend, correction);
+          const Buffer<float> weights_RK = backend.allocate(13 * 5);
+          const Buffer<int32_t> experts_RK = backend.allocate<int32_t>(13 * 5);
+          backend.route({sent_logits.get(), sent_correction.get()}, 13, num_experts, routing, experts_RK.get(),
+                        weights_RK.get());
+          weights[which] = received(backend, weights_RK);
+          experts[which] = received(backend, experts_RK);
+        }
+        EXPECT_EQ(experts[1], experts[0]);
+        expect_close(weights[0], weights[1], 0.0, 2 * (num_experts + 12) * kUnitRoundoff);
+      }
+    }
+  }
+}
+
 TEST_F(CudaRows, NaNStaysInItsRow) {
   std::vector<float> rows(3 * 40, 1.0f);
   rows[40 + 39] = std::numeric_limits<float>::quiet_NaN();

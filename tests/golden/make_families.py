@@ -67,6 +67,37 @@ FAMILIES = {
     "qwen3_moe_fused": dict(model_type="qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
                             decoder_sparse_step=2, norm_topk_prob=True, tie_word_embeddings=True, **rope(10000.0),
                             **BASE),
+    # Norms over all heads, and weights of experts that do not sum to 1.
+    "olmoe_experts": dict(model_type="olmoe", num_experts=6, num_experts_per_tok=2, norm_topk_prob=False,
+                          tie_word_embeddings=False, **rope(10000.0), **{**NO_HEAD_SIZE, "intermediate_size": 24}),
+    # A shared expert of another width, and a dense block between two mixtures.
+    "qwen2_moe_shared_bf16": dict(model_type="qwen2_moe", num_experts=4, num_experts_per_tok=2,
+                                  moe_intermediate_size=16, shared_expert_intermediate_size=40, mlp_only_layers=[1],
+                                  norm_topk_prob=False, tie_word_embeddings=False, **rope(1000000.0),
+                                  **{**NO_HEAD_SIZE, "num_hidden_layers": 3}),
+    # The first block is dense. Stored as transformers 5 holds it.
+    "qwen2_moe_fused": dict(model_type="qwen2_moe", num_experts=5, num_experts_per_tok=3, moe_intermediate_size=16,
+                            shared_expert_intermediate_size=16, decoder_sparse_step=2, norm_topk_prob=True,
+                            tie_word_embeddings=True, **rope(10000.0), **NO_HEAD_SIZE),
+    # Sigmoid scores with a correction, two of four groups, two shared experts as one, norms of heads.
+    "glm4_moe_groups": dict(model_type="glm4_moe", n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=16,
+                            n_shared_experts=2, n_group=4, topk_group=2, routed_scaling_factor=1.5,
+                            first_k_dense_replace=1, norm_topk_prob=True, use_qk_norm=True, attention_bias=True,
+                            tie_word_embeddings=False, **rope(10000.0, partial_rotary_factor=0.5),
+                            **{**SMALL, "num_hidden_layers": 3}),
+    "dots1_moe_windows_bf16": dict(model_type="dots1", n_routed_experts=6, num_experts_per_tok=2,
+                                   moe_intermediate_size=16, n_shared_experts=1, n_group=1, topk_group=1,
+                                   routed_scaling_factor=2.5, first_k_dense_replace=1, norm_topk_prob=False,
+                                   sliding_window=10, max_window_layers=2, tie_word_embeddings=False, **rope(10000.0),
+                                   **{**SMALL, "num_hidden_layers": 3}),
+    # Softmax scores with a correction; blocks 1 and 2 of 4 are mixtures. Stored as transformers 5 holds it, once.
+    "ernie4_5_moe_range": dict(model_type="ernie4_5_moe", moe_num_experts=6, moe_k=2, moe_intermediate_size=16,
+                               moe_num_shared_experts=1, moe_layer_start_index=1, moe_layer_end_index=2,
+                               tie_word_embeddings=True, **rope(500000.0),
+                               **{**NO_HEAD_SIZE, "num_hidden_layers": 4}),
+    "ernie4_5_moe_fused": dict(model_type="ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=16,
+                               moe_num_shared_experts=0, moe_layer_interval=2, tie_word_embeddings=True,
+                               **rope(500000.0), **NO_HEAD_SIZE),
     # A width of 48, so that the embedding scale sqrt(48) is no power of two.
     "gemma3_local_global": dict(model_type="gemma3_text", tie_word_embeddings=True, sliding_window=12,
                                 query_pre_attn_scalar=24, hidden_activation="gelu_pytorch_tanh",
@@ -148,18 +179,22 @@ FAMILIES = {
                             **rope(10000.0), **NO_HEAD_SIZE),
 }
 STORED_DTYPE = {"llama_sharded_fp16": torch.float16, "qwen3_norms_bf16": torch.bfloat16,
-                "qwen3_moe_dense_block_bf16": torch.bfloat16,
+                "qwen3_moe_dense_block_bf16": torch.bfloat16, "qwen2_moe_shared_bf16": torch.bfloat16,
+                "dots1_moe_windows_bf16": torch.bfloat16,
                 "phi3_longrope_short_bf16": torch.bfloat16, "gpt_neox_sequential_bf16": torch.bfloat16,
                 "mpt_distances_bf16": torch.bfloat16}
-# The others: their place.
-SEED = {"mixtral_experts": 100, "qwen3_moe_dense_block_bf16": 101, "qwen3_moe_fused": 102,
+# The others: their place. Those of mixtures keep tokens away from ties between experts.
+SEED = {"mixtral_experts": 100, "qwen3_moe_dense_block_bf16": 101, "qwen3_moe_fused": 102, "olmoe_experts": 103,
+        "qwen2_moe_shared_bf16": 117, "qwen2_moe_fused": 122, "glm4_moe_groups": 155,
+        "dots1_moe_windows_bf16": 107, "ernie4_5_moe_range": 164, "ernie4_5_moe_fused": 109,
         "starcoder2_plain_network": 22, "cohere_parallel": 23, "cohere2_parallel_windows": 24,
         "opt_learned_positions": 25, "gpt_neox_parallel": 26, "gpt_neox_sequential_bf16": 27, "gpt2_transposed": 28,
         "bloom_distances": 29, "mpt_distances_bf16": 30}
 
 
 def randomize(model, seed):
-    """Linears N(0, 0.15^2), embedding and untied head N(0, 0.3^2), gains in [0.5, 1.5], biases N(0, 0.3^2)."""
+    """Linears N(0, 0.15^2), embedding and untied head N(0, 0.3^2), gains in [0.5, 1.5], biases N(0, 0.3^2), corrections
+    of routers' scores N(0, 0.15^2)."""
     rng = np.random.default_rng(seed)
     unit_offset = model.config.model_type.startswith("gemma")
     for name, parameter in sorted(model.named_parameters()):
@@ -171,6 +206,9 @@ def randomize(model, seed):
         else:
             values = rng.normal(0.0, 0.15, shape)
         parameter.data.copy_(torch.from_numpy(values.astype(np.float32)))
+    for name, buffer in sorted(model.named_buffers()):
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.from_numpy(rng.normal(0.0, 0.15, tuple(buffer.shape)).astype(np.float32)))
 
 
 def write_old_config(path):

@@ -120,7 +120,7 @@ TEST_P(FamilyInTraining, GradientsAreThoseOfDifferences) {
   model.set_frozen(checkpoint);
   Weights weights = read_weights(checkpoint, at::kFloat);
   const at::Tensor ids_BT = ids_of(windows);
-  const bool is_mixture = description.blocks.back().is_mixture();
+  const bool is_mixture = description.has_mixture();
   const auto loss = [&] {
     const at::Tensor logits_BTV = logits_of(model, weights, ids_BT);
     const int64_t last = windows.num_tokens - 1;

@@ -208,7 +208,7 @@ TEST(RowFunctions, RoutesAreTheRuntimesWithTheGradientsOfTheFormula) {
     for (int64_t r = 0; r < 40; ++r) {
       int32_t experts_K[2];
       float weights_K[2];
-      route_row({logits_RE.const_data_ptr<float>() + r * 6, 6}, routing, experts_K, weights_K);
+      route_row({logits_RE.const_data_ptr<float>() + r * 6, 6}, routing, {}, experts_K, weights_K);
       for (int64_t k = 0; k < 2; ++k) {
         EXPECT_EQ(found.experts_RK[r][k].item<int64_t>(), experts_K[k]);
         EXPECT_EQ(found.weights_RK[r][k].item<float>(), weights_K[k]);
@@ -229,6 +229,41 @@ TEST(RowFunctions, RoutesAreTheRuntimesWithTheGradientsOfTheFormula) {
               return at::zeros({40, 6}, at::kDouble).scatter(-1, found.experts_RK, formula(in));
             },
             {logits_RE}, draw({40, 6}, 52), 2e-6);
+  }
+}
+
+// The same of scores by sigmoid that a correction and groups choose among, with a shared expert.
+TEST(RowFunctions, CorrectedScoresOfGroupsAndASharedExpertHaveTheGradientsOfTheFormula) {
+  const at::Tensor logits_RL = draw({40, 9}, 60).to(at::kFloat), correction_E = draw({8}, 61).to(at::kFloat).mul(0.2);
+  for (const bool normalizes : {false, true}) {
+    const RoutingDescription routing{.experts_per_token = 4,
+                                     .normalizes_top_weights = normalizes,
+                                     .scores = RouterScores::sigmoid,
+                                     .smallest_sum = 1.5f,  // of some rows
+                                     .weight_factor = 2.5f,
+                                     .num_groups = 4,
+                                     .groups_per_token = 2,
+                                     .has_shared = true,
+                                     .weighs_shared = true};
+    const TokenRouting found = route_rows(logits_RL, routing, correction_E);
+    const at::Tensor chosen_RK = found.experts_RK.narrow(1, 0, 3);
+    EXPECT_TRUE(found.experts_RK.select(1, 3).eq(8).all().item<bool>());
+    const auto formula = [&](const Tensors& in) {
+      const at::Tensor top_RK = at::sigmoid(in[0].narrow(1, 0, 8)).gather(-1, chosen_RK);
+      const at::Tensor shared_R1 = at::sigmoid(in[0].narrow(1, 8, 1));
+      const at::Tensor sum_R1 = top_RK.sum(-1, true).clamp_min(1.5);
+      return at::cat({(normalizes ? top_RK.div(sum_R1) : top_RK).mul(2.5), shared_R1}, -1);
+    };
+    compare([&](const Tensors& in) { return route_rows(in[0], routing, correction_E).weights_RK; }, formula,
+            {logits_RL}, draw({40, 4}, 62), 1e-5);
+    const auto dense = [](const TokenRouting& chosen) {
+      return at::zeros({40, 9}).scatter(-1, chosen.experts_RK, chosen.weights_RK);
+    };
+    compare([&](const Tensors& in) { return dense(route_rows_by_ops(in[0], routing, correction_E)); },
+            [&](const Tensors& in) {
+              return at::zeros({40, 9}, at::kDouble).scatter(-1, found.experts_RK, formula(in));
+            },
+            {logits_RL}, draw({40, 9}, 63), 1e-5);
   }
 }
 

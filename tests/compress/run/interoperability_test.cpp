@@ -144,6 +144,8 @@ TEST_F(Interoperability, TransformersReadsTheExpertsThatWeStored) {
   };
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"mixtral_experts", "gptq: {bits: 4, group_size: 32}"},
+      {"qwen2_moe_shared_bf16", "gptq: {bits: 8, group_size: -1}"},
+      {"glm4_moe_groups", "gptq: {bits: 4, group_size: -1}"},
       {"qwen3_moe_dense_block_bf16",
        "awq: {}\n    layers: {exclude: [\"*.experts.*.gate_proj\"]}\n  - gptq: {bits: 8, group_size: -1}"}};
   for (const auto& [name, pass] : cases) {

@@ -399,10 +399,20 @@ MUTANTS = [
         "CudaRows.Routing*",
         [
             ("bounds", "if (row >= num_rows) return;", "if (row > num_rows) return;"),
-            ("value", "!(probability > best_probability)", "!(probability >= best_probability)"),
+            ("value", "!(score > best_score)", "!(score >= best_score)"),
             ("value", "is_taken = is_taken || experts_K[before] == e;", "is_taken = is_taken || experts_K[0] == e;"),
             ("value", "experts_K[place - 1] > expert; --place", "experts_K[place - 1] > expert && place > 1; --place"),
-            ("value", "k < num_chosen && normalizes; ++k", "k < num_chosen; ++k"),
+            ("value", "if (!routing.normalizes_top_weights) divisor = 1.0f;", ""),
+        ],
+    ),
+    *planted(
+        "mixture_kernels.cu",
+        "CudaRows.Corrected*",
+        [
+            ("value", "score(e) + correction_E[e]", "score(e) - correction_E[e]"),
+            ("value", "(groups >> (e / group_size) & 1) == 0", "false"),
+            ("value", "divisor * routing.weight_factor", "divisor"),
+            ("value", "expf(-logits_L[num_routed])", "expf(-logits_L[0])"),
         ],
     ),
     *planted(

@@ -113,9 +113,9 @@ class GuardedBackend final : public Backend {
   void mean_rows(const float* hidden_RD, const Sequences& sequences, int64_t width, float* means_ND) override {
     inside([&] { inner_->mean_rows(hidden_RD, sequences, width, means_ND); });
   }
-  void route(const float* logits_RE, int64_t num_rows, int64_t num_experts, const RoutingDescription& routing,
+  void route(const RouterLogits& logits, int64_t num_rows, int64_t num_experts, const RoutingDescription& routing,
              int32_t* experts_RK, float* weights_RK) override {
-    inside([&] { inner_->route(logits_RE, num_rows, num_experts, routing, experts_RK, weights_RK); });
+    inside([&] { inner_->route(logits, num_rows, num_experts, routing, experts_RK, weights_RK); });
   }
   void gather(const float* x_RD, std::span<const int32_t> rows_S, int64_t width, LinearInput& y_SD) override {
     inside([&] { inner_->gather(x_RD, rows_S, width, y_SD); });
@@ -128,10 +128,9 @@ class GuardedBackend final : public Backend {
     return inner_->allocate_experts(shape);
   }
   void run_experts(std::span<const FeedForwardWeights> experts_E, const RoutingDescription& routing,
-                   Activation activation, const float* logits_RE, const float* x_RD, const Sequences& sequences,
+                   Activation activation, const RouterLogits& logits, const float* x_RD, const Sequences& sequences,
                    int64_t num_rows, ExpertWork& work, float* y_RD) override {
-    inside(
-        [&] { inner_->run_experts(experts_E, routing, activation, logits_RE, x_RD, sequences, num_rows, work, y_RD); });
+    inside([&] { inner_->run_experts(experts_E, routing, activation, logits, x_RD, sequences, num_rows, work, y_RD); });
   }
   void cross_entropy(const PackedLinear& head, const float* x_RD, std::span<const int32_t> targets_R,
                      float logit_softcap, float* nll_R, uint8_t* top1_R) override {

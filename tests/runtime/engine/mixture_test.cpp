@@ -82,6 +82,62 @@ TEST_P(Mixture, RefusesMoreExpertsThanThereAre) {
   expect_error<std::invalid_argument>([&] { backend_->mix(&x, slots, weights, 2, 1, &x); }, {"mix", "2 rows", "3"});
 }
 
+// The logits 0, log 3, -log 3, log 9 have the sigmoids 1/2, 3/4, 1/4, 9/10.
+TEST_P(Mixture, ACorrectionChoosesButIsNoWeight) {
+  const std::vector<float> logits = {0.0f, std::log(3.0f), -std::log(3.0f), std::log(9.0f)};
+  const std::vector<float> correction = {0.5f, 0.0f, 0.0f, -0.5f};
+  RoutingDescription routing = {.experts_per_token = 2, .scores = RouterScores::sigmoid, .weight_factor = 2.0f};
+  const auto route = [&] {
+    std::vector<int32_t> experts(2, -1);
+    std::vector<float> weights(2, -1.0f);
+    backend_->route({logits.data(), correction.data()}, 1, 4, routing, experts.data(), weights.data());
+    EXPECT_EQ(experts, (std::vector<int32_t>{0, 1}));
+    return weights;
+  };
+  std::vector<float> weights = route();
+  EXPECT_NEAR(weights[0], 2.0f * 0.5f / 1.25f, 16 * kUnitRoundoff);
+  EXPECT_NEAR(weights[1], 2.0f * 0.75f / 1.25f, 16 * kUnitRoundoff);
+  routing.smallest_sum = 2.5f;
+  EXPECT_NEAR(route()[1], 2.0f * 0.75f / 2.5f, 16 * kUnitRoundoff);
+  routing.normalizes_top_weights = false;
+  EXPECT_NEAR(route()[1], 2.0f * 0.75f, 16 * kUnitRoundoff);
+}
+
+// Of four groups of two, the second and the last have the largest sums. The best expert of all is in the first.
+TEST_P(Mixture, ATokenGoesToExpertsOfItsBestGroups) {
+  const std::vector<float> logits = {3.0f, -9.0f, 1.0f, 1.0f, 0.0f, 0.0f, 2.0f, 0.5f};
+  RoutingDescription routing = {.experts_per_token = 3,
+                                .normalizes_top_weights = false,
+                                .scores = RouterScores::sigmoid,
+                                .num_groups = 4,
+                                .groups_per_token = 2};
+  std::vector<int32_t> experts(3, -1);
+  std::vector<float> weights(3);
+  backend_->route(logits.data(), 1, 8, routing, experts.data(), weights.data());
+  EXPECT_EQ(experts, (std::vector<int32_t>{2, 3, 6}));
+  EXPECT_NEAR(weights[2], 1.0f / (1.0f + std::exp(-2.0f)), 8 * kUnitRoundoff);
+  routing.groups_per_token = 1;
+  expect_error<std::invalid_argument>(
+      [&] { backend_->route(logits.data(), 1, 8, routing, experts.data(), weights.data()); },
+      {"route", "1 of 4 groups of 8", "for 3"});
+}
+
+TEST_P(Mixture, EveryTokenGoesToTheSharedExpertToo) {
+  const std::vector<float> logits = {0.0f, 5.0f, std::log(3.0f), 5.0f, 0.0f, -std::log(3.0f)};
+  RoutingDescription routing = {.experts_per_token = 2, .has_shared = true, .weighs_shared = true};
+  std::vector<int32_t> experts(4, -1);
+  std::vector<float> weights(4, -1.0f);
+  backend_->route(logits.data(), 2, 3, routing, experts.data(), weights.data());
+  EXPECT_EQ(experts, (std::vector<int32_t>{1, 2, 0, 2}));
+  EXPECT_EQ(weights[0], 1.0f);
+  EXPECT_NEAR(weights[1], 0.75f, 4 * kUnitRoundoff);
+  EXPECT_NEAR(weights[3], 0.25f, 4 * kUnitRoundoff);
+  routing.weighs_shared = false;  // its logits are no longer there
+  backend_->route(logits.data(), 2, 3, routing, experts.data(), weights.data());
+  EXPECT_EQ(experts, (std::vector<int32_t>{1, 2, 1, 2}));
+  EXPECT_EQ(weights, (std::vector<float>{1.0f, 1.0f, 1.0f, 1.0f}));
+}
+
 TEST_P(Mixture, GatherThenMixIsTheWeightedSumOfRows) {
   const int64_t width = 19, num_rows = 7;
   std::vector<float> x(static_cast<size_t>(num_rows * width));
@@ -111,13 +167,18 @@ TEST_P(Mixture, GatherThenMixIsTheWeightedSumOfRows) {
   EXPECT_TRUE(gathered.front_is_intact() && mixed.front_is_intact());
 }
 
-const std::vector<std::string> kMixtures = {"mixtral_experts", "qwen3_moe_dense_block_bf16", "qwen3_moe_fused"};
+const std::vector<std::string> kMixtures = {"mixtral_experts", "qwen3_moe_dense_block_bf16", "qwen3_moe_fused",
+                                            "qwen2_moe_shared_bf16"};
 
 // A few tokens of a window share an expert with few or many tokens of other windows, so both ways of multiplying run.
 TEST_P(Mixture, OtherWindowsDoNotChangeABit) {
   const InputFormat plain, by_sequence = {.type = InputType::int8, .range = InputRange::tensor};
-  for (const auto& [family, input] :
-       {std::pair{kMixtures[0], plain}, {kMixtures[1], plain}, {kMixtures[2], plain}, {kMixtures[0], by_sequence}}) {
+  for (const auto& [family, input] : {std::pair{kMixtures[0], plain},
+                                      {kMixtures[1], plain},
+                                      {kMixtures[2], plain},
+                                      {kMixtures[3], plain},
+                                      {kMixtures[0], by_sequence},
+                                      {kMixtures[3], by_sequence}}) {
     Transformer model = Transformer::load(Checkpoint::open(family_path(family)), *backend_, {},
                                           [input = input](LinearWeights& linear) { linear.input = input; });
     const int64_t num_tokens = 20;

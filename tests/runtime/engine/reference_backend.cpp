@@ -167,6 +167,36 @@ struct LogitRow {
   double log_probability(int64_t v) const { return logits_V[v] - log_sum_exp; }
 };
 
+std::vector<float> router_scores(const float* logits_E, int64_t num_experts, RouterScores kind) {
+  std::vector<float> scores;
+  double sum = 0.0;
+  const double largest = *std::max_element(logits_E, logits_E + num_experts);
+  for (int64_t e = 0; e < num_experts; ++e) sum += std::exp(logits_E[e] - largest);
+  for (int64_t e = 0; e < num_experts; ++e) {
+    const auto logit = static_cast<double>(logits_E[e]);
+    scores.push_back(static_cast<float>(kind == RouterScores::sigmoid ? 1.0 / (1.0 + std::exp(-logit))
+                                                                      : std::exp(logit - largest) / sum));
+  }
+  return scores;
+}
+
+// Which groups a row's experts may be of. order: all experts, the best one first.
+std::vector<bool> open_groups(std::span<const int32_t> order, std::span<const float> corrected_E,
+                              const RoutingDescription& routing) {
+  const auto size = static_cast<int64_t>(order.size()) / routing.num_groups;
+  std::vector<float> sums(static_cast<size_t>(routing.num_groups), 0.0f);
+  std::vector<int> num_counted(sums.size(), 0);
+  for (const int32_t e : order) {
+    if (num_counted[e / size]++ < 2) sums[e / size] += corrected_E[e];
+  }
+  std::vector<int64_t> groups(sums.size());
+  std::iota(groups.begin(), groups.end(), 0);
+  std::stable_sort(groups.begin(), groups.end(), [&](int64_t a, int64_t b) { return sums[a] > sums[b]; });
+  std::vector<bool> is_open(sums.size(), false);
+  for (int64_t k = 0; k < routing.groups_per_token; ++k) is_open[groups[k]] = true;
+  return is_open;
+}
+
 class ReferenceBackend final : public HostBackend {
  public:
   std::string name() const override { return "reference"; }
@@ -348,32 +378,35 @@ class ReferenceBackend final : public HostBackend {
     }
   }
 
-  void route(const float* logits_RE, int64_t num_rows, int64_t num_experts, const RoutingDescription& routing,
+  void route(const RouterLogits& logits, int64_t num_rows, int64_t num_experts, const RoutingDescription& routing,
              int32_t* experts_RK, float* weights_RK) override {
     check_routing(num_experts, routing);
-    const int64_t num_chosen = routing.experts_per_token;
+    const int64_t num_chosen = routing.experts_per_token, num_logits = routing.num_logits(num_experts);
+    const int64_t num_routed = routing.num_routed(num_experts);
     for (int64_t r = 0; r < num_rows; ++r) {
-      const float* logits = logits_RE + r * num_experts;
-      const float largest = *std::max_element(logits, logits + num_experts);
-      std::vector<float> probabilities;
-      double sum = 0.0;
-      for (int64_t e = 0; e < num_experts; ++e) sum += std::exp(static_cast<double>(logits[e]) - largest);
-      for (int64_t e = 0; e < num_experts; ++e) {
-        probabilities.push_back(static_cast<float>(std::exp(static_cast<double>(logits[e]) - largest) / sum));
-      }
-      std::vector<int32_t> order(static_cast<size_t>(num_experts));
+      const float* row = logits.logits_RL + r * num_logits;
+      const std::vector<float> scores = router_scores(row, num_routed, routing.scores);
+      std::vector<float> corrected = scores;
+      for (int64_t e = 0; e < num_routed && logits.correction_E != nullptr; ++e) corrected[e] += logits.correction_E[e];
+      std::vector<int32_t> order(static_cast<size_t>(num_routed));
       std::iota(order.begin(), order.end(), 0);
-      std::stable_sort(order.begin(), order.end(),
-                       [&](int32_t a, int32_t b) { return probabilities[a] > probabilities[b]; });
-      order.resize(static_cast<size_t>(num_chosen));
+      std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return corrected[a] > corrected[b]; });
+      const std::vector<bool> is_open = open_groups(order, corrected, routing);
+      std::erase_if(order, [&](int32_t e) { return !is_open[e / (num_routed / routing.num_groups)]; });
+      order.resize(static_cast<size_t>(routing.routed_per_token()));
       double chosen_sum = 0.0;
-      for (const int32_t e : order) chosen_sum += probabilities[e];
+      for (const int32_t e : order) chosen_sum += scores[e];
+      chosen_sum = std::max(chosen_sum, static_cast<double>(routing.smallest_sum));
       std::sort(order.begin(), order.end());
-      for (int64_t k = 0; k < num_chosen; ++k) {
-        experts_RK[r * num_chosen + k] = order[k];
-        weights_RK[r * num_chosen + k] =
-            static_cast<float>(probabilities[order[k]] / (routing.normalizes_top_weights ? chosen_sum : 1.0));
+      for (size_t k = 0; k < order.size(); ++k) {
+        experts_RK[r * num_chosen + static_cast<int64_t>(k)] = order[k];
+        weights_RK[r * num_chosen + static_cast<int64_t>(k)] = static_cast<float>(
+            routing.weight_factor * scores[order[k]] / (routing.normalizes_top_weights ? chosen_sum : 1.0));
       }
+      if (!routing.has_shared) continue;
+      experts_RK[(r + 1) * num_chosen - 1] = static_cast<int32_t>(num_routed);
+      weights_RK[(r + 1) * num_chosen - 1] =
+          routing.weighs_shared ? static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(row[num_routed])))) : 1;
     }
   }
 

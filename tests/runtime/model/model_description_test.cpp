@@ -352,6 +352,58 @@ TEST(ModelDescription, Qwen3MoeHasDenseBlocksAmongMixtures) {
   EXPECT_TRUE(stepped.blocks[1].routing.normalizes_top_weights);
 }
 
+TEST(ModelDescription, ASharedExpertIsTheLastAndMayHaveAGate) {
+  const ModelDescription gated = describe_golden("qwen2_moe_shared_bf16");
+  const BlockDescription& block = gated.blocks[2];
+  ASSERT_EQ(block.experts.size(), 5u);
+  EXPECT_EQ(block.num_routed(), 4);
+  EXPECT_EQ(block.experts.back().gate.name, "model.layers.2.mlp.shared_expert.gate_proj");
+  EXPECT_EQ(block.experts.back().down.num_in, 40);
+  EXPECT_EQ(block.shared_gate->name, "model.layers.2.mlp.shared_expert_gate");
+  EXPECT_EQ(block.routing.experts_per_token, 3);
+  EXPECT_TRUE(block.routing.weighs_shared);
+  EXPECT_FALSE(gated.blocks[1].is_mixture());
+
+  const ModelDescription plain = describe_golden("glm4_moe_groups");
+  EXPECT_FALSE(plain.blocks[0].is_mixture());
+  EXPECT_EQ(plain.blocks[1].experts.back().up.name, "model.layers.1.mlp.shared_experts.up_proj");
+  EXPECT_EQ(plain.blocks[1].experts.back().up.num_out, 32);  // of two experts
+  EXPECT_FALSE(plain.blocks[1].shared_gate.has_value());
+  EXPECT_FALSE(describe_golden("ernie4_5_moe_fused").blocks[1].routing.has_shared);
+}
+
+TEST(ModelDescription, RoutersHaveScoresCorrectionsAndGroups) {
+  const ModelDescription glm = describe_golden("glm4_moe_groups");
+  const RoutingDescription& routing = glm.blocks[1].routing;
+  EXPECT_EQ(routing.scores, RouterScores::sigmoid);
+  EXPECT_EQ(routing.num_groups, 4);
+  EXPECT_EQ(routing.groups_per_token, 2);
+  EXPECT_EQ(routing.weight_factor, 1.5f);
+  EXPECT_TRUE(glm.blocks[1].q_norm.has_value());
+  EXPECT_EQ(glm.blocks[1].correction->name, "model.layers.1.mlp.gate.e_score_correction_bias");
+  const ModelDescription ernie = describe_golden("ernie4_5_moe_range");
+  EXPECT_TRUE(!ernie.blocks[0].is_mixture() && ernie.blocks[1].is_mixture() && ernie.blocks[2].is_mixture() &&
+              !ernie.blocks[3].is_mixture());
+  EXPECT_EQ(ernie.blocks[1].routing.scores, RouterScores::softmax);
+  EXPECT_EQ(ernie.blocks[1].routing.smallest_sum, 1e-12f);
+  EXPECT_EQ(ernie.blocks[1].correction->name, "model.layers.1.mlp.moe_statics.e_score_correction_bias");
+}
+
+TEST(ModelDescription, RefusesMixturesThatAreNotComputed) {
+  const Json glm = read_json(kGolden / "glm4_moe_groups" / "config.json");
+  expect_all_in(refusal(changed(glm, "n_group", 3)), {"n_group", "one size", "8"});
+  expect_all_in(refusal(changed(glm, "n_group", 8)), {"n_group", "two experts or more"});
+  expect_all_in(refusal(changed(glm, "topk_group", 5)), {"topk_group", "from 1 to 4"});
+  expect_all_in(refusal(changed(glm, "topk_group", 1)), {"topk_group", "3 experts", "num_experts_per_tok"});
+  const Json qwen = read_json(kGolden / "qwen2_moe_fused" / "config.json");
+  expect_all_in(refusal(without(qwen, "shared_expert_intermediate_size")), {"shared_expert_intermediate_size"});
+  expect_all_in(refusal(changed(qwen, "use_sliding_window", true)), {"use_sliding_window", "without windows"});
+  const Json olmoe = read_json(kGolden / "olmoe_experts" / "config.json");
+  expect_all_in(refusal(changed(olmoe, "clip_qkv", 8.0)), {"clip_qkv", "null"});
+  const Json ernie = read_json(kGolden / "ernie4_5_moe_range" / "config.json");
+  expect_all_in(refusal(changed(ernie, "use_bias", true)), {"use_bias", "false"});
+}
+
 TEST(ModelDescription, RefusesImpossibleMixtures) {
   const Json mixtral = read_json(kGolden / "mixtral_experts" / "config.json");
   expect_all_in(refusal(changed(mixtral, "num_experts_per_tok", 5)), {"num_experts_per_tok", "from 1 to 4", "5"});
@@ -371,7 +423,9 @@ TEST(ModelDescription, AModelMayBeSavedAsTheClassWithoutAHead) {
 TEST(ModelDescription, RefusesUnknownArchitecturesByName) {
   expect_all_in(refusal(changed(llama_config(), "model_type", "codegen")),
                 {"dir/config.json", "codegen", "llama, mistral"});
-  expect_all_in(refusal(changed(llama_config(), "model_type", "qwen2_moe")), {"qwen2_moe", "mixture of experts"});
+  expect_all_in(refusal(changed(llama_config(), "model_type", "hunyuan_v1_moe")),
+                {"hunyuan_v1_moe", "mixture of experts"});
+  expect_all_in(refusal(changed(llama_config(), "model_type", "gpt_oss")), {"gpt_oss", "attention sinks"});
   expect_all_in(refusal(changed(llama_config(), "model_type", "gemma3")), {"Gemma3ForConditionalGeneration"});
   expect_all_in(refusal(changed(without(llama_config(), "architectures"), "model_type", "gemma3")),
                 {"'text_config'", "an object", "nothing"});
