@@ -526,9 +526,6 @@ TEST(ModelDescription, RefusesWhatARowCannotHonour) {
   Json glm = config("glm_neighbours");
   glm["rope_parameters"]["partial_rotary_factor"] = 0.2;  // 3 of 16 channels
   expect_all_in(refusal(glm), {"partial_rotary_factor", "an even number"});
-  glm["rope_parameters"]["partial_rotary_factor"] = 0.5;
-  glm["rope_parameters"]["rope_type"] = "yarn";
-  expect_all_in(refusal(glm), {"rope_type", "only a part of each head"});
   expect_all_in(refusal(changed(config("ministral_mixed_windows"), "sliding_window", nullptr)),
                 {"sliding_window", "layer 1 is a sliding_attention layer"});
 }
