@@ -39,6 +39,8 @@ SEALED = "training/state"  # a training state: JSON with a checksum, under a nam
 # Intended changes: (case, file, JSON path, tensor or "" for the whole file; all globs) -> why. Each use is printed.
 ROUTES = "training routes tokens to experts with the runtime's softmax, whose last bits are others than LibTorch's"
 OPTIONS = "eval has its options from the evaluations' fields, in their order, and recipes have all of them"
+FLOATS = "a .gguf of floats keeps its types"
+HEADS = "transformers 5 loads a distilled model with a tied head: its head is named as not quantized"
 CORRECTIONS = {
     (case, "*", "*"): ROUTES
     for case in ("distill-*experts*", "distill-*qwen3_moe*", "reconstruct-*experts*", "reconstruct-*qwen3_moe*",
@@ -46,6 +48,11 @@ CORRECTIONS = {
 } | {
     ("help", file, "*"): OPTIONS
     for file in ("help-eval.txt", "runtime-eval.txt", "man.txt", "complete-*.txt", "recipes.md", "schema.json")
+} | {
+    ("import-*", file, "*"): FLOATS for file in ("out/config.json", "out/model.safetensors")
+} | {
+    ("distill-*", "out/config.json", "quantization_config.ignore*"): HEADS,
+    ("distill-*", "out/pare.json", "outputs.config.json"): HEADS,
 } | {
     (case, file, place): "a scheme says code and layout in place of format; new options: code, resolve_exact"
     for case, file, place in (
