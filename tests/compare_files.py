@@ -53,6 +53,10 @@ CORRECTIONS = {
 } | {
     ("distill-*", "out/config.json", "quantization_config.ignore*"): HEADS,
     ("distill-*", "out/pare.json", "outputs.config.json"): HEADS,
+    ("*", "*progress/*.json", "content.layers[*].damping"): "a layer without damping says null",
+} | {
+    ("stories-commands", "generated.json", key): "what is generated says how tokens were drawn"
+    for key in ("temperature", "top_k", "top_p")
 } | {
     (case, file, place): "a scheme says code and layout in place of format; new options: code, resolve_exact"
     for case, file, place in (
