@@ -52,17 +52,21 @@ __device__ float group_sum(const RowScores& scores, int64_t first, int64_t size)
   return best + second;
 }
 
-// Returns the groups that the row's experts may be of, a bit for each.
+// Returns the groups that the row's experts may be of, a bit for each. Sums are computed anew for each of them: an
+// array of them would lie in local memory.
 __device__ uint64_t best_groups(const RowScores& scores, int64_t num_routed, const RoutingDescription& routing) {
   if (routing.num_groups == 1) return 1;
-  float sums[kMaxExpertGroups];
   const int64_t size = num_routed / routing.num_groups;
-  for (int64_t g = 0; g < routing.num_groups; ++g) sums[g] = group_sum(scores, g * size, size);
   uint64_t taken = 0;
   for (int64_t k = 0; k < routing.groups_per_token; ++k) {
     int64_t best = -1;
+    float best_sum = 0.0f;
     for (int64_t g = 0; g < routing.num_groups; ++g) {
-      if ((taken >> g & 1) == 0 && (best < 0 || sums[g] > sums[best])) best = g;
+      if ((taken >> g & 1) != 0) continue;
+      const float sum = group_sum(scores, g * size, size);
+      if (best >= 0 && !(sum > best_sum)) continue;
+      best = g;
+      best_sum = sum;
     }
     taken |= uint64_t{1} << best;
   }
