@@ -266,15 +266,15 @@ void Checkpoint::State::split_fused_experts() {
     }
     split_tensor(module + "experts.gate_up_proj", gate_ups);
     split_tensor(module + "experts.down_proj", downs);
-    const auto rename = [&](const std::string& held, const std::string& name) {
+    const auto take_name = [&](const std::string& held, const std::string& name) {
       if (auto tensor = tensors.extract(held); !tensor.empty()) {
         tensor.key() = name;
         tensors.insert(std::move(tensor));
       }
     };
-    rename(module + "gate.weight", block.router->name + ".weight");
+    take_name(module + "gate.weight", block.router->name + ".weight");
     if (block.correction) {
-      rename(module + "gate." + block.correction->name.substr(module.size()), block.correction->name);
+      take_name(module + "gate." + block.correction->name.substr(module.size()), block.correction->name);
     }
   }
 }

@@ -188,7 +188,7 @@ TEST(EncoderDescription, WhatIsNotComputedIsRefusedByName) {
   refuse({{"position_embedding_type", "relative_key"}}, {"'position_embedding_type'", "absolute", "relative_key"});
   refuse({{"is_decoder", true}}, {"'is_decoder'"});
   refuse({{"add_cross_attention", true}}, {"'add_cross_attention'"});
-  refuse({{"hidden_act", "relu"}}, {"'hidden_act'", "gelu", "relu"});
+  refuse({{"hidden_act", "relu2"}}, {"'hidden_act'", "gelu", "relu2"});
   refuse({{"num_attention_heads", 5}}, {"'num_attention_heads'", "64"});
   refuse({{"num_hidden_layers", 0}}, {"'num_hidden_layers'", "0"});
   refuse({{"num_hidden_layers", 1.5}}, {"'num_hidden_layers'", "1.5"});

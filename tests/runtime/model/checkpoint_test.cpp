@@ -58,6 +58,11 @@ TEST_F(CheckpointTest, OpensEveryFamilyAndReadsEveryWeight) {
       for (const LinearDescription& linear : block.attention_readers()) read(linear);
       read(block.o);
       if (block.router) read(*block.router);
+      if (block.shared_gate) read(*block.shared_gate);
+      if (block.correction) {
+        EXPECT_EQ(checkpoint.values_of(*block.correction).size(), static_cast<size_t>(block.correction->size));
+        ++num_read;
+      }
       for (const FeedForwardDescription& expert : block.experts) {
         for (const LinearDescription& linear : expert.readers()) read(linear);
         read(expert.down);
