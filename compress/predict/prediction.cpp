@@ -12,6 +12,7 @@
 #include "quant/row_chunks.h"
 #include "runtime/machine/limits.h"
 #include "runtime/system/json_text.h"
+#include "runtime/system/partial_output.h"
 #include "runtime/system/progress.h"
 
 namespace pare::compress {
@@ -57,7 +58,7 @@ void check_disk_space(const std::filesystem::path& output, const Prediction& pre
   // What an unfinished run has left there is part of the need.
   int64_t held = 0;
   std::error_code none;
-  for (std::filesystem::recursive_directory_iterator file(output.string() + ".partial", none), end;
+  for (std::filesystem::recursive_directory_iterator file(runtime::PartialOutput::folder_of(output), none), end;
        !none && file != end; file.increment(none)) {
     if (file->is_regular_file(none)) held += static_cast<int64_t>(file->file_size(none));
   }

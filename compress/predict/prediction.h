@@ -41,7 +41,8 @@ double measure_matmul_rate(int num_threads);
 // (runtime/machine/limits.h). Throws what free_memory throws.
 int64_t default_memory_budget();
 
-// Throws std::runtime_error when the disk that will hold `output` has less free space than predicted.
+// Throws std::runtime_error when the disk that will hold `output` has less free space than predicted. What an
+// unfinished run has left in OUTPUT.partial counts as free.
 void check_disk_space(const std::filesystem::path& output, const Prediction& prediction);
 
 // Return lines for people, and a JSON object.
