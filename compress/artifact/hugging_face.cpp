@@ -10,6 +10,7 @@
 #include "compress/artifact/small_files.h"
 #include "runtime/containers/container_table.h"
 #include "runtime/containers/stored_linear.h"
+#include "runtime/model/expert_stacks.h"
 #include "runtime/model/own_config.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
@@ -60,6 +61,21 @@ bool are_own(const std::vector<runtime::StoredModule>& modules) {
          });
 }
 
+// Returns whether an expert of the block is among the modules.
+bool has_stored_experts(const runtime::BlockDescription& block, const std::vector<runtime::StoredModule>& modules) {
+  const std::string prefix = runtime::experts_module(block);
+  return std::ranges::any_of(modules, [&](const runtime::StoredModule& m) { return m.name.starts_with(prefix); });
+}
+
+// Returns whether other programs have a place for the modules' codes in a model of this family.
+bool have_place(const runtime::Checkpoint& source, const std::vector<runtime::StoredModule>& modules) {
+  if (source.is_encoder()) return true;
+  const runtime::ModelDescription& model = source.description();
+  if (!model.stacks_experts) return !model.stores_transposed;
+  return std::ranges::none_of(
+      model.blocks, [&](const runtime::BlockDescription& block) { return has_stored_experts(block, modules); });
+}
+
 // Returns the regular expression of a name.
 std::string escaped(const std::string& name) {
   std::string expression;
@@ -88,9 +104,9 @@ std::string config_of(const runtime::Checkpoint& source, std::vector<runtime::St
         runtime::parse_ordered_json(runtime::container_config_json(modules, unquantized), "quantization_config");
   }
   const std::string text = runtime::json_text(config, 2) + "\n";
-  const bool has_place = source.is_encoder() || !source.description().stores_transposed;
-  return !modules.empty() && (are_own(modules) || !has_place) ? runtime::config_for_pare_alone(text, "config.json")
-                                                              : text;
+  return !modules.empty() && (are_own(modules) || !have_place(source, modules))
+             ? runtime::config_for_pare_alone(text, "config.json")
+             : text;
 }
 
 // Returns what was stored as `record` says, from the weights that a reader of `directory` got.
@@ -126,21 +142,31 @@ bool is_second_copy(const runtime::Checkpoint& source, const std::string& tensor
   return model.tied_head && tensor == model.head.name + ".weight";
 }
 
-runtime::StreamedTensor view_tensor(const std::string& name, const runtime::TensorView& view) {
-  return {name, view.dtype, view.shape, [data = view.data](const runtime::ByteSink& sink) { sink(data); }};
+runtime::StreamedTensor source_tensor(const runtime::Checkpoint& source, const std::string& name,
+                                      const std::string& written) {
+  const runtime::TensorLayout layout = source.layout(name);
+  return {written, layout.dtype, layout.shape,
+          [&source, name](const runtime::ByteSink& sink) { sink(source.tensor(name).data); }};
 }
 
-void give_stored_form(const runtime::Checkpoint& source, runtime::StreamedTensor& tensor) {
-  if (source.is_written_transposed(tensor.name, tensor.dtype)) {
-    tensor.produce = [produce = std::move(tensor.produce), dtype = tensor.dtype,
-                      shape = tensor.shape](const runtime::ByteSink& sink) {
-      std::vector<std::byte> bytes;
-      produce([&](std::span<const std::byte> part) { bytes.insert(bytes.end(), part.begin(), part.end()); });
-      sink(runtime::transposed({dtype, shape, bytes}));
-    };
-    std::swap(tensor.shape[0], tensor.shape[1]);
+void give_stored_form(const runtime::Checkpoint& source, std::vector<runtime::StreamedTensor>& tensors,
+                      const std::vector<runtime::StoredModule>& modules) {
+  for (runtime::StreamedTensor& tensor : tensors) {
+    if (source.is_written_transposed(tensor.name, tensor.dtype)) {
+      tensor.produce = [produce = std::move(tensor.produce), dtype = tensor.dtype,
+                        shape = tensor.shape](const runtime::ByteSink& sink) {
+        std::vector<std::byte> bytes;
+        produce([&](std::span<const std::byte> part) { bytes.insert(bytes.end(), part.begin(), part.end()); });
+        sink(runtime::transposed({dtype, shape, bytes}));
+      };
+      std::swap(tensor.shape[0], tensor.shape[1]);
+    }
+    tensor.name = source.written_name(tensor.name);
   }
-  tensor.name = source.written_name(tensor.name);
+  if (source.is_encoder() || !source.description().stacks_experts) return;
+  for (const runtime::BlockDescription& block : source.description().blocks) {
+    if (!has_stored_experts(block, modules)) runtime::stack_experts(block, tensors);
+  }
 }
 
 void write_weight_files(std::vector<runtime::StreamedTensor> tensors, const fs::path& directory) {
@@ -198,12 +224,15 @@ void assemble_hugging_face(const Parts& parts, const runtime::Checkpoint& source
   std::vector<runtime::StreamedTensor> tensors;
   for (const std::string& name : source.tensor_names()) {
     if (replaced.contains(name) || is_second_copy(source, name)) continue;
-    tensors.push_back(view_tensor(name, source.tensor(name)));
+    tensors.push_back(source_tensor(source, name, name));
   }
   for (const runtime::SafetensorsFile& file : files) {
-    for (const auto& [name, view] : file.tensors()) tensors.push_back(view_tensor(name, view));
+    for (const auto& [name, view] : file.tensors()) {
+      tensors.push_back(
+          {name, view.dtype, view.shape, [data = view.data](const runtime::ByteSink& sink) { sink(data); }});
+    }
   }
-  for (runtime::StreamedTensor& tensor : tensors) give_stored_form(source, tensor);
+  give_stored_form(source, tensors, modules);
   write_weight_files(std::move(tensors), directory);
 }
 
@@ -223,7 +252,7 @@ void verify_hugging_face(const Parts& parts, const runtime::Checkpoint& source, 
   }
   const auto check_equal = [&](const std::string& name, runtime::DType dtype, std::span<const int64_t> shape,
                                std::span<const std::byte> data, const char* whose) {
-    const runtime::TensorView& after = written.tensor(name);
+    const runtime::TensorView after = written.tensor(name);
     if (dtype == after.dtype && std::ranges::equal(shape, after.shape) && std::ranges::equal(data, after.data)) return;
     throw std::runtime_error("verification of '" + directory.string() + "': tensor '" + name + "' differs from " +
                              whose);
@@ -236,7 +265,7 @@ void verify_hugging_face(const Parts& parts, const runtime::Checkpoint& source, 
   }
   for (const std::string& name : source.tensor_names()) {
     if (replaced.contains(name) || is_second_copy(source, name)) continue;
-    const runtime::TensorView& before = source.tensor(name);
+    const runtime::TensorView before = source.tensor(name);
     check_equal(name, before.dtype, before.shape, before.data, "that of the source");
   }
 }

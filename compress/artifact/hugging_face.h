@@ -15,10 +15,13 @@ namespace pare::compress {
 
 // Returns whether the tensor repeats the embedding, which also serves as the head. Such a tensor is not written.
 bool is_second_copy(const runtime::Checkpoint& source, const std::string& tensor);
-// Returns a tensor as it lies in its file, under `name`. The view's data must live until it is written.
-runtime::StreamedTensor view_tensor(const std::string& name, const runtime::TensorView& view);
-// Gives a tensor the name and the order of elements that a result made from `source` stores.
-void give_stored_form(const runtime::Checkpoint& source, runtime::StreamedTensor& tensor);
+// Returns the source's tensor `name`, under the name `written`, read while it is written.
+runtime::StreamedTensor source_tensor(const runtime::Checkpoint& source, const std::string& name,
+                                      const std::string& written);
+// Gives tensors the names and the form that a result made from `source` stores: weights as [I, O], and experts in
+// stacks, where the source's family has them so and they are floats. Experts among `modules` stay single.
+void give_stored_form(const runtime::Checkpoint& source, std::vector<runtime::StreamedTensor>& tensors,
+                      const std::vector<runtime::StoredModule>& modules = {});
 
 // Writes model.safetensors, or shards of up to 4 GiB in the given order with their index. Throws what write_safetensors
 // throws.

@@ -3,6 +3,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
@@ -132,6 +133,17 @@ struct QueryBlock {
   }
 };
 
+// The softmax of scores [Q * heads, T], whose heads are those from first_head on.
+at::Tensor shares_of(const at::Tensor& scores_RT, const AttentionRule& rule, int64_t first_head, int64_t heads) {
+  if (!rule.sinks_H.defined()) return at::softmax(scores_RT, 1);
+  const int64_t num_rows = scores_RT.size(0), num_keys = scores_RT.size(1);
+  const at::Tensor sinks_R1 = rule.sinks_H.narrow(0, first_head, heads)
+                                  .to(scores_RT.scalar_type())
+                                  .expand({num_rows / heads, heads})
+                                  .reshape({num_rows, 1});
+  return at::softmax(at::cat({scores_RT, sinks_R1}, 1), 1).narrow(1, 0, num_keys).contiguous();
+}
+
 // By head of keys and block of queries: kQueryBlock rows of scores for each head exist at a time, never all, and only
 // keys that some query of the block sees are multiplied.
 at::Tensor by_query_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window,
@@ -168,7 +180,7 @@ at::Tensor by_query_blocks(const at::Tensor& q, const at::Tensor& k, const at::T
       const QueryBlock block{scores_RT, heads, window};
       if (rounds(runtime::ActivationSite::softmax_input)) block.round_seen(site->format);
       block.hide();
-      const at::Tensor shares_RT = at::softmax(scores_RT, 1);
+      const at::Tensor shares_RT = shares_of(scores_RT, rule, g * heads, heads);
       if (rounds(runtime::ActivationSite::softmax_output)) round_rows(shares_RT, site->format);
       const at::Tensor mixed_RK = at::mm(shares_RT.to(v.scalar_type()), v_TK.narrow(0, first_key, seen));
       mixed_QHK.narrow(0, first, count).copy_(mixed_RK.view({count, heads, head_size}));
@@ -193,15 +205,16 @@ at::Tensor attention_of(AttentionKernel kernel, const at::Tensor& q_BHQK, const 
         quant::shape_text(q_BHQK) + ", k " + quant::shape_text(k_BGTK) + ", v " + quant::shape_text(v_BGTK));
   }
   const int64_t window = rule.window > 0 ? rule.window : k_BGTK.size(2);
-  if (kernel == AttentionKernel::fused && rule.softcap == 0.0 && rule.slopes_H.empty())
+  if (kernel == AttentionKernel::fused && rule.softcap == 0.0 && rule.slopes_H.empty() && !rule.sinks_H.defined())
     return fused(q_BHQK, k_BGTK, v_BGTK, window, rule.scale);
   return by_query_blocks(q_BHQK, k_BGTK, v_BGTK, window, rule, site);
 }
 
-int64_t query_block_bytes(int64_t heads, int64_t head_size, int64_t num_tokens) {
+int64_t query_block_bytes(int64_t heads, int64_t head_size, int64_t num_tokens, bool has_sinks) {
   const int64_t num_queries = std::min(kQueryBlock, num_tokens);
-  // Scores and their softmax and what is mixed, and the queries of all blocks.
-  return heads * (num_queries * (2 * num_tokens + head_size) + num_tokens * head_size) *
+  // Scores and their softmax, each again with a sink beside them, what is mixed, and the queries of all blocks.
+  const int64_t copies = has_sinks ? 4 : 2;
+  return heads * (num_queries * (copies * num_tokens + head_size) + num_tokens * head_size) *
          static_cast<int64_t>(sizeof(float));
 }
 

@@ -78,9 +78,11 @@ at::Tensor read_gain(const runtime::Checkpoint& checkpoint, const runtime::NormD
   return float_tensor(checkpoint.norm_gain(norm));
 }
 
-void read_correction(const runtime::Checkpoint& checkpoint, const runtime::BlockDescription& block,
-                     NamedTensors& tensors) {
-  if (block.correction) tensors[block.correction->name] = float_tensor(checkpoint.values_of(*block.correction));
+void read_vectors(const runtime::Checkpoint& checkpoint, const runtime::BlockDescription& block,
+                  NamedTensors& tensors) {
+  for (const runtime::VectorDescription& vector : block.vectors()) {
+    tensors[vector.name] = float_tensor(checkpoint.values_of(vector));
+  }
 }
 
 at::Tensor read_bias(const runtime::Checkpoint& checkpoint, const runtime::NormDescription& norm) {
@@ -152,7 +154,7 @@ NamedTensors read_block(const runtime::Checkpoint& checkpoint, int64_t index, at
     tensors[norm.name + ".weight"] = read_gain(checkpoint, norm);
     if (norm.has_bias) tensors[norm.name + ".bias"] = read_bias(checkpoint, norm);
   }
-  read_correction(checkpoint, block, tensors);
+  read_vectors(checkpoint, block, tensors);
   return tensors;
 }
 

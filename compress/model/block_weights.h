@@ -19,7 +19,7 @@ namespace pare::compress {
 
 // Tensors under their checkpoint names: linears' ".weight" in the type of products or held in a narrower one
 // (held_type), ".bias" in the type of products, norms' ".weight" in float32 with the unit offset added, and the
-// correction of a mixture's scores in float32.
+// vectors that no pass changes (BlockDescription::vectors) in float32.
 using NamedTensors = std::map<std::string, at::Tensor, std::less<>>;
 // How inputs of linears are rounded, by the linear's name; plain ones may be left out. Gradients pass straight through
 // (Bengio et al., arXiv 1308.3432).
@@ -53,9 +53,8 @@ NamedTensors read_block(const runtime::Checkpoint& checkpoint, int64_t index, at
 at::Tensor read_table(const runtime::Checkpoint& checkpoint, const runtime::LinearDescription& table,
                       at::ScalarType compute);
 at::Tensor read_gain(const runtime::Checkpoint& checkpoint, const runtime::NormDescription& norm);
-// Adds the correction of a mixture's scores, where the block has one.
-void read_correction(const runtime::Checkpoint& checkpoint, const runtime::BlockDescription& block,
-                     NamedTensors& tensors);
+// Adds the block's vectors that no pass changes.
+void read_vectors(const runtime::Checkpoint& checkpoint, const runtime::BlockDescription& block, NamedTensors& tensors);
 // Undefined for a norm without one.
 at::Tensor read_bias(const runtime::Checkpoint& checkpoint, const runtime::NormDescription& norm);
 // The norm of hidden states in float32, with gain and bias as they are read. bias_D: undefined for none.

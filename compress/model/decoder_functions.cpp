@@ -179,7 +179,8 @@ at::Tensor BlockFunctions::rotated_heads(const at::Tensor& x_BTHK, const RotaryA
 // softmax(scale q k^T + mask) v.
 at::Tensor BlockFunctions::attend(const at::Tensor& q_BHTK, const at::Tensor& k_BGTK, const at::Tensor& v_BGTK) const {
   const AttentionRule rule{model_.attention_scale, block_.sliding_window, model_.attention_softcap,
-                           model_.alibi_slopes_H};
+                           model_.alibi_slopes_H,
+                           block_.sinks ? find_tensor(weights_, block_.sinks->name) : at::Tensor()};
   return attention_of(functions_.attention_kernel(), q_BHTK, k_BGTK, v_BGTK, rule, site_);
 }
 
@@ -336,7 +337,9 @@ int64_t BlockFunctions::forward_bytes(const runtime::ModelDescription& model, in
   // Gate, up and their product, and of the rows: a mixture's norm, its sum, an expert's rows, its output and its share.
   const int64_t feed_forward = 3 * inner + (model.has_mixture() ? 5 : 2) * width;
   return num_tokens * std::max({attention, attended, feed_forward}) * static_cast<int64_t>(sizeof(float)) +
-         query_block_bytes(model.num_heads / model.num_kv_heads, model.head_size, num_tokens);
+         query_block_bytes(
+             model.num_heads / model.num_kv_heads, model.head_size, num_tokens,
+             std::ranges::any_of(model.blocks, [](const auto& block) { return block.sinks.has_value(); }));
 }
 
 }  // namespace pare::compress

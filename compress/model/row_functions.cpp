@@ -277,6 +277,53 @@ at::Tensor activation_gradient(const at::Tensor& gradient, const at::Tensor& gat
   return dx.view(gate.sizes());
 }
 
+// Of gates and ups of one type, contiguous: work(place, gate, up) for each.
+template <typename Work>
+void for_each_gate(const at::Tensor& gate, const at::Tensor& up, const Work& work) {
+  for_type(gate.scalar_type(), [&](auto type) {
+    using T = Element<decltype(type)>;
+    const T* const gates = gate.const_data_ptr<T>();
+    const T* const ups = up.const_data_ptr<T>();
+    at::parallel_for(0, gate.numel(), int64_t{1} << 14, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) work(i, static_cast<float>(gates[i]), static_cast<float>(ups[i]), type);
+    });
+  });
+}
+
+// A gate and an up as clamped_swiglu takes them.
+struct ClampedPair {
+  ClampedPair(float whole_gate, float whole_up)
+      : gate(std::min(whole_gate, runtime::kSwigluLimit)),
+        up(std::clamp(whole_up, -runtime::kSwigluLimit, runtime::kSwigluLimit)),
+        share(1.0f / (1.0f + std::exp(-runtime::kSwigluSlope * gate))) {}
+  float gate, up, share;  // the sigmoid
+};
+
+void clamped_swiglu_to(const at::Tensor& gate_RF, const at::Tensor& up_RF, const at::Tensor& out_RF) {
+  const at::Tensor gate = gate_RF.contiguous(), up = up_RF.contiguous();
+  for_each_gate(gate, up, [&](int64_t i, float g, float u, auto type) {
+    using T = Element<decltype(type)>;
+    const ClampedPair pair(g, u);
+    out_RF.data_ptr<T>()[i] = static_cast<T>((pair.up + 1.0f) * pair.gate * pair.share);
+  });
+}
+
+// What is clamped has no gradient, but for the limit itself.
+std::tuple<at::Tensor, at::Tensor> clamped_swiglu_backward(const at::Tensor& gate_RF, const at::Tensor& up_RF,
+                                                           const at::Tensor& dy_RF) {
+  const at::Tensor gate = gate_RF.contiguous(), up = up_RF.contiguous(), dy = dy_RF.contiguous();
+  at::Tensor dgate = at::empty_like(gate), dup = at::empty_like(up);
+  for_each_gate(gate, up, [&](int64_t i, float g, float u, auto type) {
+    using T = Element<decltype(type)>;
+    const ClampedPair pair(g, u);
+    const auto d = static_cast<float>(dy.const_data_ptr<T>()[i]);
+    const float slope = pair.share * (1.0f + runtime::kSwigluSlope * pair.gate * (1.0f - pair.share));
+    dgate.data_ptr<T>()[i] = static_cast<T>(g <= runtime::kSwigluLimit ? d * (pair.up + 1.0f) * slope : 0.0f);
+    dup.data_ptr<T>()[i] = static_cast<T>(std::abs(u) <= runtime::kSwigluLimit ? d * pair.gate * pair.share : 0.0f);
+  });
+  return {dgate, dup};
+}
+
 // in_place: x may be overwritten.
 at::Tensor rounded_rows(const at::Tensor& x, const runtime::InputFormat& format, bool in_place) {
   at::Tensor rounded = x.to(at::kCPU, at::kFloat).contiguous();  // as the runtime's CPU kernels round
@@ -466,18 +513,25 @@ at::Tensor round_made(const at::Tensor& x, const runtime::InputFormat* format) {
 at::Tensor gated_activation(const at::Tensor& gate_RF, const at::Tensor& up_RF, runtime::Activation activation) {
   check_gates(gate_RF, up_RF);
   if (!has_row_kernels(gate_RF)) return gated_activation_by_ops(gate_RF, up_RF, activation);
+  if (activation == runtime::Activation::clamped_swiglu) {
+    at::Tensor out_RF = at::empty(gate_RF.sizes(), gate_RF.options());
+    clamped_swiglu_to(gate_RF, up_RF, out_RF);
+    return out_RF;
+  }
   return activated(gate_RF, activation).mul_(up_RF);
 }
 
 void gated_activation_to(const at::Tensor& gate_RF, const at::Tensor& up_RF, runtime::Activation activation,
                          at::Tensor& out_RF) {
   check_gates(gate_RF, up_RF);
+  if (activation == runtime::Activation::clamped_swiglu) return clamped_swiglu_to(gate_RF, up_RF, out_RF);
   activate(gate_RF, activation, out_RF);
   out_RF.mul_(up_RF);
 }
 
 std::tuple<at::Tensor, at::Tensor> gated_activation_backward(const at::Tensor& gate_RF, const at::Tensor& up_RF,
                                                              runtime::Activation activation, const at::Tensor& dy_RF) {
+  if (activation == runtime::Activation::clamped_swiglu) return clamped_swiglu_backward(gate_RF, up_RF, dy_RF);
   return {activation_gradient(dy_RF.mul(up_RF), gate_RF, activation), activated(gate_RF, activation).mul_(dy_RF)};
 }
 

@@ -38,7 +38,10 @@ at::Tensor activation_by_ops(const at::Tensor& x, runtime::Activation activation
 }
 
 at::Tensor gated_activation_by_ops(const at::Tensor& gate_RF, const at::Tensor& up_RF, runtime::Activation activation) {
-  return activation_by_ops(gate_RF, activation).mul(up_RF);
+  if (activation != runtime::Activation::clamped_swiglu) return activation_by_ops(gate_RF, activation).mul(up_RF);
+  constexpr double kLimit = runtime::kSwigluLimit, kSlope = runtime::kSwigluSlope;
+  const at::Tensor gate = gate_RF.to(at::kFloat).clamp_max(kLimit), up = up_RF.to(at::kFloat).clamp(-kLimit, kLimit);
+  return up.add(1.0).mul(gate).mul(at::sigmoid(gate.mul(kSlope))).to(gate_RF.scalar_type());
 }
 
 namespace {

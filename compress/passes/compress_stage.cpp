@@ -114,8 +114,9 @@ double output_error(const StageState& state, const LayerState& layer) {
 // Returns a weight that is not codes, in the source's type.
 runtime::OwnedTensor owned_tensor(const runtime::Checkpoint& checkpoint, const LayerState& layer) {
   const std::string name = layer.plan->linear.name + ".weight";
-  const runtime::TensorView& source = checkpoint.tensor(name);
-  runtime::OwnedTensor tensor{name, source.dtype, source.shape, std::vector<std::byte>(source.data.size())};
+  const runtime::TensorLayout source = checkpoint.layout(name);
+  runtime::OwnedTensor tensor{name, source.dtype, source.shape,
+                              std::vector<std::byte>(static_cast<size_t>(source.num_bytes()))};
   const at::Tensor values_OI = layer.weight_OI.contiguous();
   runtime::convert_from_float(source.dtype, {values_OI.const_data_ptr<float>(), static_cast<size_t>(values_OI.numel())},
                               tensor.data);
@@ -330,7 +331,7 @@ void restore_block(const std::vector<LayerPlan>& layers, int64_t part, const Art
     block.set_input_format(layer->stage, stored.input);
   }
   for (const runtime::OwnedTensor& tensor : artifact.read_changed(part, checkpoint)) {
-    if (tensor.shape != checkpoint.tensor(tensor.name).shape) throw damaged_file(artifact.record_file(part));
+    if (tensor.shape != checkpoint.layout(tensor.name).shape) throw damaged_file(artifact.record_file(part));
     const auto layer = std::find_if(layers.begin(), layers.end(), [&](const LayerPlan& planned) {
       return planned.linear.name + ".weight" == tensor.name;
     });

@@ -101,8 +101,9 @@ void narrow_rows(runtime::DType dtype, std::span<const std::byte> data, std::vec
 
 runtime::OwnedTensor stored_as_source(const runtime::Checkpoint& checkpoint, const std::string& name,
                                       std::span<const float> values) {
-  const runtime::TensorView& source = checkpoint.tensor(name);
-  runtime::OwnedTensor tensor{name, source.dtype, source.shape, std::vector<std::byte>(source.data.size())};
+  const runtime::TensorLayout source = checkpoint.layout(name);
+  runtime::OwnedTensor tensor{name, source.dtype, source.shape,
+                              std::vector<std::byte>(static_cast<size_t>(source.num_bytes()))};
   runtime::convert_from_float(source.dtype, values, tensor.data);
   return tensor;
 }
@@ -132,7 +133,7 @@ void divide_rows(const runtime::Checkpoint& checkpoint, const std::string& name,
                  std::vector<runtime::OwnedTensor>& changed) {
   const auto before = std::find_if(changed.begin(), changed.end(), [&](const auto& t) { return t.name == name; });
   if (before != changed.end()) return divide_values(name, before->dtype, scales_O, before->data);
-  const runtime::TensorView& source = checkpoint.tensor(name);
+  const runtime::TensorView source = checkpoint.tensor(name);
   runtime::OwnedTensor& tensor = changed.emplace_back(
       runtime::OwnedTensor{name, source.dtype, source.shape, {source.data.begin(), source.data.end()}});
   divide_values(name, tensor.dtype, scales_O, tensor.data);
@@ -189,8 +190,8 @@ std::vector<float> fold_into_layer_norm(const runtime::Checkpoint& checkpoint, r
                                         std::span<const float> wanted_I, DecoderBlock& block,
                                         std::vector<runtime::OwnedTensor>& changed) {
   const runtime::NormDescription& norm = norm_before(block.description(), stage);
-  const runtime::DType gain_dtype = checkpoint.tensor(norm.name + ".weight").dtype;
-  const runtime::DType bias_dtype = checkpoint.tensor(norm.name + ".bias").dtype;
+  const runtime::DType gain_dtype = checkpoint.layout(norm.name + ".weight").dtype;
+  const runtime::DType bias_dtype = checkpoint.layout(norm.name + ".bias").dtype;
   std::vector<float> gain_D = checkpoint.norm_gain(norm), bias_D = checkpoint.norm_bias(norm);
   std::vector<float> scales_D(wanted_I.begin(), wanted_I.end());
   for (size_t i = 0; i < scales_D.size(); ++i) {
@@ -219,7 +220,7 @@ std::vector<float> fold_into_norm(const runtime::Checkpoint& checkpoint, runtime
   const runtime::NormDescription& norm = norm_before(block.description(), stage);
   if (norm.has_bias) return fold_into_layer_norm(checkpoint, stage, wanted_I, block, changed);
   const std::string name = norm.name + ".weight";
-  const runtime::DType dtype = checkpoint.tensor(name).dtype;
+  const runtime::DType dtype = checkpoint.layout(name).dtype;
   const float offset = norm.unit_offset ? 1.0f : 0.0f;
   const std::vector<float> gain_D = checkpoint.norm_gain(norm);
   std::vector<float> stored_D(gain_D.size()), folded_D(gain_D.size()), scales_D(gain_D.size());
@@ -295,7 +296,7 @@ quant::ScaleBounds producer_bounds(const runtime::Checkpoint& checkpoint, runtim
   const auto narrow_by = [&](const std::string& name) {
     const auto tensor = std::find_if(changed.begin(), changed.end(), [&](const auto& t) { return t.name == name; });
     if (tensor != changed.end()) return narrow_rows(tensor->dtype, tensor->data, rows);
-    narrow_rows(checkpoint.tensor(name).dtype, checkpoint.tensor(name).data, rows);
+    narrow_rows(checkpoint.layout(name).dtype, checkpoint.tensor(name).data, rows);
   };
   const CompressedLayer* const compressed = find_layer(linear.name, done);
   if (compressed != nullptr && !compressed->record.scheme.is_dense()) {

@@ -89,6 +89,14 @@ void judge_experts(const RunPlan& plan, const runtime::ModelDescription& model,
   }
 }
 
+bool has_experts_in_codes(const RunPlan& plan) {
+  return std::ranges::any_of(plan.blocks, [](const std::vector<LayerPlan>& layers) {
+    return std::ranges::any_of(layers, [](const LayerPlan& layer) {
+      return layer.stage.expert != runtime::Stage::kNoExpert && has_scheme(layer);
+    });
+  });
+}
+
 // The verdict on one engine while the layers are visited.
 struct Judgement {
   std::string_view release;
@@ -149,6 +157,14 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const runtime::Mod
     const std::string reason =
         "its own files hold weights transposed, where other programs have no place for codes, so config.json names no "
         "model that they know";
+    for (Judgement* const engine : {&transformers, &vllm, &converter}) engine->against.add(reason);
+  }
+  if (model.stacks_experts && has_experts_in_codes(plan)) {
+    // transformers 5.17 has no conversion of single experts for the family (conversion_mapping.py). Loaders of vLLM
+    // narrow and turn the stacks (models/gpt_oss.py, of a snapshot before that release).
+    const std::string reason =
+        "its own files hold experts in stacks, where other programs have no place for codes, so config.json names no "
+        "model that they know: leave '*.experts.*' as it is for them";
     for (Judgement* const engine : {&transformers, &vllm, &converter}) engine->against.add(reason);
   }
   return {{"pare", true, {}}, transformers.verdict(), vllm.verdict(), converter.verdict()};

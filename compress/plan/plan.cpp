@@ -43,6 +43,10 @@ bool takes_scaling(const PassRecipe& scaling, size_t pass, const runtime::BlockD
       activation != runtime::Activation::relu) {
     return false;
   }
+  // A clamp stands behind up.
+  if (stage.kind == runtime::Stage::feed_forward_output && activation == runtime::Activation::clamped_swiglu) {
+    return false;
+  }
   // A fold needs all linears that read the input.
   for (const LayerPlan& layer : layers) {
     if (layer.stage != stage) continue;

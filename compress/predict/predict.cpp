@@ -60,7 +60,7 @@ int64_t expected_outlier_columns(const runtime::PackScheme& scheme, int64_t num_
 Sizes measure_sizes(const RunPlan& plan, const runtime::Checkpoint& checkpoint, std::optional<int64_t> linear_bytes) {
   Sizes sizes;
   for (const std::string& name : checkpoint.tensor_names()) {
-    sizes.source_bytes += static_cast<int64_t>(checkpoint.tensor(name).data.size());
+    sizes.source_bytes += checkpoint.layout(name).num_bytes();
   }
   sizes.output_bytes = sizes.source_bytes;
   const auto replace = [&](const runtime::LinearDescription& linear, const runtime::PackScheme& scheme,
@@ -68,8 +68,8 @@ Sizes measure_sizes(const RunPlan& plan, const runtime::Checkpoint& checkpoint, 
     const runtime::StoredExtent extent{.scale_dtype = scale_dtype,
                                        .input_scale_dtype = input_scale_dtype(scheme.input, scale_dtype),
                                        .num_outlier_columns = expected_outlier_columns(scheme, linear.num_in),
-                                       .outlier_dtype = checkpoint.tensor(linear.name + ".weight").dtype,
-                                       .dense_dtype = checkpoint.tensor(linear.name + ".weight").dtype};
+                                       .outlier_dtype = checkpoint.layout(linear.name + ".weight").dtype,
+                                       .dense_dtype = checkpoint.layout(linear.name + ".weight").dtype};
     const int64_t stored =
         runtime::container_format(scheme.container).stored_bytes(scheme, linear.num_out, linear.num_in, extent);
     sizes.parts_bytes += stored;
@@ -77,7 +77,7 @@ Sizes measure_sizes(const RunPlan& plan, const runtime::Checkpoint& checkpoint, 
     sizes.output_inputs.as_codes |= scheme.input.type == runtime::InputType::int8;
     sizes.output_inputs.whole_sequences |= !scheme.input.is_rowwise();
     if (!scheme.has_own_tensor()) {
-      sizes.output_bytes -= static_cast<int64_t>(checkpoint.tensor(linear.name + ".weight").data.size());
+      sizes.output_bytes -= checkpoint.layout(linear.name + ".weight").num_bytes();
       const int64_t packed = runtime::packed_weight_bytes(linear, scheme, extent.dense_dtype, /*on_host=*/true);
       sizes.packed_excess_bytes += std::max<int64_t>(packed - stored, 0);
     }
@@ -87,7 +87,7 @@ Sizes measure_sizes(const RunPlan& plan, const runtime::Checkpoint& checkpoint, 
     for (const LayerPlan& layer : layers) {
       block += layer.linear.num_out * layer.linear.num_in;
       if (linear_bytes) {
-        sizes.output_bytes -= static_cast<int64_t>(checkpoint.tensor(layer.linear.name + ".weight").data.size());
+        sizes.output_bytes -= checkpoint.layout(layer.linear.name + ".weight").num_bytes();
       } else if (layer.is_compressed() && !layer.scheme.is_plain()) {
         const quant::GridOptions* grid = grid_of(layer);
         replace(layer.linear, layer.scheme, grid != nullptr ? grid->scale_dtype : runtime::DType::BF16);
@@ -489,7 +489,7 @@ Prediction predict_recording(const runtime::Checkpoint& checkpoint, const Record
   const runtime::ModelDescription& model = checkpoint.description();
   Sizes sizes;
   for (const std::string& name : checkpoint.tensor_names()) {
-    sizes.source_bytes += static_cast<int64_t>(checkpoint.tensor(name).data.size());
+    sizes.source_bytes += checkpoint.layout(name).num_bytes();
   }
   sizes.output_bytes = sizes.source_bytes;  // evaluation_bytes counts this one model
   int64_t num_weights = model.head.num_out * model.head.num_in;

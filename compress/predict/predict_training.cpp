@@ -88,7 +88,12 @@ double sequence_length(const TrainingExtent& extent) {
 // Of a linear's weight, as it is held for products in the type `compute`.
 double held_bytes(const runtime::Checkpoint& checkpoint, const runtime::LinearDescription& linear,
                   at::ScalarType compute, at::Device device) {
-  if (checkpoint.stored_scheme(linear).value_or(runtime::dense_scheme()).is_dense()) {
+  const runtime::PackScheme scheme = checkpoint.stored_scheme(linear).value_or(runtime::dense_scheme());
+  if (scheme.has_own_tensor()) {
+    return static_cast<double>(
+        c10::elementSize(held_type(checkpoint.layout(linear.name + ".weight").dtype, compute, device)));
+  }
+  if (scheme.is_dense()) {
     return static_cast<double>(c10::elementSize(held_type(checkpoint.linear(linear), compute, device)));
   }
   return bytes_of(compute);

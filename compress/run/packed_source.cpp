@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 // A packed weight with its zeros, decoded while it is written.
 runtime::StreamedTensor unpacked(const runtime::Checkpoint& checkpoint, const runtime::LinearDescription& linear) {
   return {linear.name + ".weight",
-          checkpoint.tensor(linear.name + std::string(runtime::kSparseValuesSuffix)).dtype,
+          checkpoint.layout(linear.name + std::string(runtime::kSparseValuesSuffix)).dtype,
           {linear.num_out, linear.num_in},
           [&checkpoint, linear](const runtime::ByteSink& sink) {
             runtime::throw_if_interrupted();
@@ -97,9 +97,9 @@ void unpack_source(const runtime::Checkpoint& checkpoint, const fs::path& direct
   }
   for (const std::string& name : checkpoint.tensor_names()) {
     const bool is_part = packed.contains(name.substr(0, name.rfind('.'))) && !name.ends_with(".bias");
-    if (!is_part) tensors.push_back(view_tensor(name, checkpoint.tensor(name)));
+    if (!is_part) tensors.push_back(source_tensor(checkpoint, name, name));
   }
-  for (runtime::StreamedTensor& tensor : tensors) give_stored_form(checkpoint, tensor);
+  give_stored_form(checkpoint, tensors);
   write_weight_files(std::move(tensors), directory);
   checkpoint.check_unchanged();
 }

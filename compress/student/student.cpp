@@ -226,11 +226,11 @@ std::vector<runtime::StreamedTensor> stream_tensors(const runtime::Checkpoint& t
       student_name = layers + std::to_string(block - channels.blocks.begin()) + "." + below_block;
       run = block->run;
     }
-    const runtime::TensorView& view = teacher.tensor(name);
+    const runtime::TensorLayout view = teacher.layout(name);
     const auto change = changes.find(name);
     const bool is_averaged = run.size() > 1 && runtime::is_float_dtype(view.dtype);
     if (change == changes.end() && !is_averaged) {
-      runtime::StreamedTensor tensor = view_tensor(student_name, view);
+      runtime::StreamedTensor tensor = source_tensor(teacher, name, student_name);
       tensor.produce = [&written, produce = std::move(tensor.produce)](const runtime::ByteSink& sink) {
         runtime::throw_if_interrupted();
         produce(sink);
@@ -338,7 +338,7 @@ void make_student(const runtime::Checkpoint& teacher, const StudentOptions& aske
   int64_t num_written = 0;
   const std::function<void()> written = [&] { progress.update(++num_written); };
   std::vector<runtime::StreamedTensor> tensors = stream_tensors(teacher, channels, changes, written);
-  for (runtime::StreamedTensor& tensor : tensors) give_stored_form(teacher, tensor);
+  give_stored_form(teacher, tensors);
   progress.begin("student", static_cast<int64_t>(tensors.size()), "tensors");
   write_weight_files(std::move(tensors), directory);
   progress.finish();

@@ -259,7 +259,7 @@ bool is_same_kind(const runtime::BlockDescription& a, const runtime::BlockDescri
 }  // namespace
 
 at::Tensor TeacherWeights::read(const std::string& tensor) const {
-  const runtime::TensorView& view = teacher_.tensor(tensor);
+  const runtime::TensorView view = teacher_.tensor(tensor);
   const at::Tensor values = at::empty(view.shape, at::kFloat);
   runtime::convert_to_float(view.dtype, view.data, {values.data_ptr<float>(), static_cast<size_t>(values.numel())});
   teacher_.drop_pages({.name = tensor.substr(0, tensor.rfind('.'))});

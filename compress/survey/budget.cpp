@@ -29,7 +29,7 @@ constexpr int64_t kShapeBytes = 16;
 constexpr size_t kDrawnPoints = 500;
 
 int64_t weight_bytes(const runtime::Checkpoint& checkpoint, const LayerPlan& layer) {
-  return static_cast<int64_t>(checkpoint.tensor(layer.linear.name + ".weight").data.size());
+  return checkpoint.layout(layer.linear.name + ".weight").num_bytes();
 }
 
 struct LinearSizes {
@@ -57,10 +57,10 @@ LinearSizes linear_sizes(const RunPlan& plan, const runtime::Checkpoint& checkpo
 int64_t rest_bytes(const RunPlan& plan, const runtime::Checkpoint& checkpoint, const LinearSizes& sizes) {
   int64_t rest = sizes.num_layers * kLayerHeaderBytes - sizes.source_bytes;
   for (const std::string& name : checkpoint.tensor_names()) {
-    rest += static_cast<int64_t>(checkpoint.tensor(name).data.size()) + kHeaderBytes;
+    rest += checkpoint.layout(name).num_bytes() + kHeaderBytes;
   }
   for (const TablePlan& table : plan.tables) {
-    rest -= static_cast<int64_t>(checkpoint.tensor(table.linear.name + ".weight").data.size());
+    rest -= checkpoint.layout(table.linear.name + ".weight").num_bytes();
     rest += quant::quantized_size_bytes(table.linear.num_out, table.linear.num_in, table.grid);
   }
   return rest;

@@ -208,7 +208,7 @@ int64_t LeaveOneOut::size_bytes(const runtime::Checkpoint& checkpoint, const Ext
   const int64_t hidden = extent.num_windows * num_tokens * model.hidden_size * static_cast<int64_t>(sizeof(float));
   const runtime::LinearDescription head = checkpoint.head();
   const int64_t head_bytes = runtime::packed_weight_bytes(
-      head, runtime::dense_scheme(), checkpoint.tensor(head.name + ".weight").dtype, /*on_host=*/true);
+      head, runtime::dense_scheme(), checkpoint.layout(head.name + ".weight").dtype, /*on_host=*/true);
   // It holds the states, their copies for each change, the travellers and both final states. The unchanged model's pass
   // takes one copy as well. It also holds the current block, the next one, and the changes of this block and, for
   // travellers, of their groups.

@@ -307,7 +307,7 @@ std::optional<int64_t> stored_bytes(const runtime::Checkpoint& checkpoint, const
   int64_t size_bytes = 0;
   for (const LayerPlan& layer : layers) {
     if (!is_quantized) {
-      size_bytes += static_cast<int64_t>(checkpoint.tensor(layer.linear.name + ".weight").data.size());
+      size_bytes += checkpoint.layout(layer.linear.name + ".weight").num_bytes();
       continue;
     }
     quant::GridOptions grid = grid_of(layer);

@@ -18,7 +18,7 @@ std::vector<std::byte> bytes_as(runtime::DType dtype, const at::Tensor& values) 
 }
 
 runtime::OwnedTensor owned(const runtime::Checkpoint& checkpoint, const std::string& name, const at::Tensor& values) {
-  const runtime::TensorView& source = checkpoint.tensor(name);
+  const runtime::TensorLayout source = checkpoint.layout(name);
   return {name, source.dtype, source.shape, bytes_as(source.dtype, values)};
 }
 

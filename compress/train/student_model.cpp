@@ -39,7 +39,7 @@ StudentModel::StudentModel(const runtime::Checkpoint& checkpoint, const TrainedP
   }
   const auto read_norm = [&](const std::string& name, const runtime::NormDescription& norm, Views& views) {
     at::Tensor gain_D = read_gain(checkpoint, norm).to(device);
-    const runtime::DType dtype = checkpoint.tensor(norm.name + ".weight").dtype;
+    const runtime::DType dtype = checkpoint.layout(norm.name + ".weight").dtype;
     views[name] = parts.vectors
                       ? float_view(norm.name + ".weight", ParameterKind::gain, gain_D, dtype, {}, norm.unit_offset)
                       : frozen_view(std::move(gain_D));
@@ -48,7 +48,7 @@ StudentModel::StudentModel(const runtime::Checkpoint& checkpoint, const TrainedP
     if (!norm.has_bias) return;
     const std::string name = norm.name + ".bias";
     at::Tensor bias_D = read_bias(checkpoint, norm).to(device);
-    views[name] = parts.vectors ? float_view(name, ParameterKind::bias, bias_D, checkpoint.tensor(name).dtype)
+    views[name] = parts.vectors ? float_view(name, ParameterKind::bias, bias_D, checkpoint.layout(name).dtype)
                                 : frozen_view(std::move(bias_D));
   };
   const auto read_outer = [&](const char* name, const runtime::LinearDescription& table) {
@@ -76,8 +76,8 @@ StudentModel::StudentModel(const runtime::Checkpoint& checkpoint, const TrainedP
       read_norm(norm.name + ".weight", norm, views);
       read_norm_bias(norm, views);
     }
-    if (block.correction) {
-      views[block.correction->name] = frozen_view(float_tensor(checkpoint.values_of(*block.correction)).to(device));
+    for (const runtime::VectorDescription& vector : block.vectors()) {
+      views[vector.name] = frozen_view(float_tensor(checkpoint.values_of(vector)).to(device));
     }
   }
 }
@@ -116,7 +116,7 @@ void StudentModel::read_linear(const runtime::Checkpoint& checkpoint, const runt
   if (linear.has_bias) {
     const at::Tensor bias_O = float_tensor(weights.bias_O).to(functions_.device());
     const std::string bias = linear.name + ".bias";
-    views[bias] = parts.vectors ? float_view(bias, ParameterKind::bias, bias_O, checkpoint.tensor(bias).dtype)
+    views[bias] = parts.vectors ? float_view(bias, ParameterKind::bias, bias_O, checkpoint.layout(bias).dtype)
                                 : frozen_view(bias_O.to(functions_.compute_type()), exact_ ? bias_O : at::Tensor());
   }
   checkpoint.drop_pages(linear);

@@ -19,8 +19,8 @@
 namespace pare::runtime {
 namespace {
 
-TensorSummary summarize(const std::string& name, const TensorView& tensor) {
-  return {name, std::string(dtype_name(tensor.dtype)), tensor.shape, static_cast<int64_t>(tensor.data.size())};
+TensorSummary summarize(const std::string& name, const TensorLayout& tensor) {
+  return {name, std::string(dtype_name(tensor.dtype)), tensor.shape, tensor.num_bytes()};
 }
 
 // Returns the bytes of the linear as it is stored, without its bias. `names` has all tensors, sorted.
@@ -29,7 +29,7 @@ int64_t stored_bytes(const Checkpoint& checkpoint, const std::vector<std::string
   int64_t num_bytes = 0;
   for (auto name = std::lower_bound(names.begin(), names.end(), prefix); name != names.end(); ++name) {
     if (!name->starts_with(prefix)) break;
-    if (*name != prefix + "bias") num_bytes += static_cast<int64_t>(checkpoint.tensor(*name).data.size());
+    if (*name != prefix + "bias") num_bytes += checkpoint.layout(*name).num_bytes();
   }
   return num_bytes;
 }
@@ -68,7 +68,7 @@ Inspection inspect_checkpoint(const std::filesystem::path& path) {
   }
   result.sparsity = inspect_sparsity(checkpoint);
   for (const std::string& name : checkpoint.tensor_names())
-    result.tensors.push_back(summarize(name, checkpoint.tensor(name)));
+    result.tensors.push_back(summarize(name, checkpoint.layout(name)));
   return result;
 }
 
@@ -76,7 +76,8 @@ Inspection inspect_safetensors(const std::filesystem::path& path) {
   const SafetensorsFile file = SafetensorsFile::open(path);
   Inspection result;
   result.kind = "safetensors";
-  for (const auto& [name, tensor] : file.tensors()) result.tensors.push_back(summarize(name, tensor));
+  for (const auto& [name, tensor] : file.tensors())
+    result.tensors.push_back(summarize(name, {tensor.dtype, tensor.shape}));
   return result;
 }
 

@@ -27,6 +27,7 @@ struct Task {
 // The partials of one token and kv head.
 struct Join {
   float* out;
+  const float* sinks;
   int64_t first_partial;
   int64_t num_partials;
 };
@@ -68,6 +69,7 @@ AttentionTile tile_of(const float* q_RHK, const KvLayer& cache, const Sequence& 
           .scale = shape.scale,
           .softcap = shape.softcap,
           .slopes = shape.slopes_H != nullptr ? shape.slopes_H + kv_head * heads_per_group : nullptr,
+          .sinks = shape.sinks_H != nullptr ? shape.sinks_H + kv_head * heads_per_group : nullptr,
           .rounds_weights = shape.products_in_8_bits,
           .out = x_RHK + query_offset};
 }
@@ -97,7 +99,8 @@ void plan_sequence(const float* q_RHK, const KvLayer& cache, const Sequence& seq
         plan.tasks.push_back(make_task(0, 1, key, std::min(key + kPartialKeys, position + 1)));
         plan.tasks.back().partial = plan.num_partials++;
       }
-      plan.joins.push_back({plan.tasks.back().tile.out, first_partial, plan.num_partials - first_partial});
+      const AttentionTile& tile = plan.tasks.back().tile;
+      plan.joins.push_back({tile.out, tile.sinks, first_partial, plan.num_partials - first_partial});
       continue;
     }
     // The tiles of a head follow each other, so that its keys and values stay in a core's cache. The longest comes
@@ -146,7 +149,8 @@ void run_attention(const OpKernels& kernels, const float* q_RHK, const KvLayer& 
     }
   }
   for (const Join& join : plan.joins) {
-    kernels.attention_join(partial_at(join.first_partial), join.num_partials, heads_per_group, head_size, join.out);
+    kernels.attention_join(partial_at(join.first_partial), join.num_partials, heads_per_group, head_size, join.sinks,
+                           join.out);
   }
 }
 

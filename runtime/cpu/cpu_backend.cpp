@@ -49,6 +49,8 @@ ActivationKernel activation_kernel(Activation activation) {
       return ActivationKernel::gelu_tanh;
     case Activation::relu:
       return ActivationKernel::relu;
+    case Activation::clamped_swiglu:
+      break;  // a kernel of its own
   }
   throw std::invalid_argument("activate: unknown activation " + std::to_string(static_cast<int>(activation)));
 }
@@ -307,6 +309,12 @@ class CpuBackend final : public HostBackend {
 
   void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F,
                 LinearInput& z_RF) override {
+    if (activation == Activation::clamped_swiglu) {
+      return make_rows(z_RF, num_rows, width_F, [&](int64_t r, float* z) {
+        const float* gate = y_R2F + r * 2 * width_F;
+        kernels_.clamped_swiglu(gate, gate + width_F, width_F, kSwigluLimit, kSwigluSlope, z);
+      });
+    }
     const auto kernel = kernels_.activate[static_cast<int>(activation_kernel(activation))];
     make_rows(z_RF, num_rows, width_F, [&](int64_t r, float* z) {
       const float* gate = y_R2F + r * 2 * width_F;
@@ -316,6 +324,7 @@ class CpuBackend final : public HostBackend {
 
   void activate_ungated(const float* y_RF, Activation activation, int64_t num_rows, int64_t width_F,
                         LinearInput& z_RF) override {
+    check_ungated(activation);
     const auto kernel = kernels_.activate_ungated[static_cast<int>(activation_kernel(activation))];
     make_rows(z_RF, num_rows, width_F, [&](int64_t r, float* z) { kernel(y_RF + r * width_F, width_F, z); });
   }

@@ -37,6 +37,7 @@ struct AttentionTile {
   float scale;
   float softcap;        // 0: none
   const float* slopes;  // of the group's heads, by which scores fall with each token between; null: none
+  const float* sinks;   // of the group's heads, logits that join the softmax; null: none; not used by partial kernels
   bool rounds_weights;  // to 1/255 of the largest (kProbabilityFormat); not used by partial kernels
   float* out;           // laid out as queries; not used by partial kernels
 };
@@ -66,6 +67,8 @@ struct OpKernels {
                      const float* cosine, const float* sine, float* out);
   void (*scale)(float* x, int64_t size, float factor);
   void (*activate[kNumActivationKernels])(const float* gate, const float* up, int64_t width, float* z);
+  // z = (u + 1) g sigmoid(slope g) with g = min(gate, limit) and u = up clamped to the limit on both sides.
+  void (*clamped_swiglu)(const float* gate, const float* up, int64_t width, float limit, float slope, float* z);
   void (*activate_ungated[kNumActivationKernels])(const float* y, int64_t width, float* z);
   // hidden = (v - mean) / sqrt(variance + epsilon) * gain + bias with v = hidden + delta. delta and bias may be null.
   void (*add_layer_norm_row)(float* hidden, const float* delta, const float* gain, const float* bias, float epsilon,
@@ -86,9 +89,10 @@ struct OpKernels {
   void (*attention_tile)(const AttentionTile& tile, float* scratch);
   void (*attention_partial)(const AttentionTile& tile, int64_t begin_key, int64_t end_key,
                             const AttentionPartial& partial, float* scratch);
-  // out[h] = the joined partials of one group, in order. Partial p of head h lies at [p * heads_per_group + h].
+  // out[h] = the joined partials of one group, in order. Partial p of head h lies at [p * heads_per_group + h]. sinks:
+  // as in a tile.
   void (*attention_join)(const AttentionPartial& partials, int64_t num_partials, int64_t heads_per_group,
-                         int64_t head_size, float* out);
+                         int64_t head_size, const float* sinks, float* out);
 };
 
 // The longest stretch of keys of one attention_partial call.

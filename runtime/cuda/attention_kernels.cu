@@ -96,6 +96,11 @@ struct JoinedSoftmax {
     sum = fmaf(own_sum, factors.own, sum * factors.before);
     return factors;
   }
+  // The sum with the weight of the head's sink, when all stretches have been joined. Where that overflows, 0 is left of
+  // the values.
+  __device__ float with_sink(const AttentionShape& shape, int64_t head) const {
+    return shape.sinks_H == nullptr ? sum : sum + expf(shape.sinks_H[head] - largest);
+  }
 };
 
 // The result of each stretch of keys for each query, when different blocks compute them.
@@ -269,12 +274,13 @@ __global__ void __launch_bounds__(kThreads, 1)
       float* const x_K = x_RHK + place_of(first_pair + warp * kQueries + n) * size;
       const bool is_first = joined[n].sum == 0.0f;
       const JoinedSoftmax::Factors factors = joined[n].add(running[n].largest, running[n].sum);
+      const float divisor = joined[n].with_sink(shape, place_of(first_pair + warp * kQueries + n) % shape.num_heads);
 #pragma unroll
       for (int v = 0; v < kHeadValues; ++v) {
         const int64_t k = lane + static_cast<int64_t>(v) * kWarp;
         if (k >= size) continue;
         const float weighted = factors.joined(is_first ? 0.0f : x_K[k], running[n].weighted[v]);
-        x_K[k] = is_last ? weighted / joined[n].sum : weighted;
+        x_K[k] = is_last ? weighted / divisor : weighted;
       }
       running[n] = {lowest(), 0.0f, {}};
     }
@@ -341,7 +347,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const JoinedSoftmax::Factors factors = joined.add(partial.largest[s], partial.sums[s]);
       weighted = factors.joined(weighted, partial.weighted[s * size + k]);
     }
-    x_RHK[place * size + k] = weighted / joined.sum;
+    x_RHK[place * size + k] = weighted / joined.with_sink(shape, blockIdx.x);
   }
 }
 

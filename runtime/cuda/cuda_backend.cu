@@ -176,6 +176,7 @@ class CudaBackend final : public Backend {
 
   void activate_ungated(const float* y_RF, Activation activation, int64_t num_rows, int64_t width_F,
                         LinearInput& z_RF) override {
+    check_ungated(activation);
     launch_activate(stream_, y_RF, activation, false, num_rows, width_F, target_of(z_RF), rows_of(z_RF, width_F));
     round_beside_others(z_RF, num_rows, width_F);
   }

@@ -154,8 +154,17 @@ __device__ float activated(float g, Activation activation) {
       return 0.5f * g * (1.0f + tanhf(kSqrtTwoOverPi * (g + 0.044715f * g * g * g)));
     case Activation::relu:
       return g < 0.0f ? 0.0f : g;
+    case Activation::clamped_swiglu:
+      break;  // no function of the gate alone
   }
   return 0.0f;
+}
+
+__device__ float clamped_swiglu(float gate, float up) {
+  // Comparisons that are false for a NaN, so that it stays one.
+  const float g = gate > kSwigluLimit ? kSwigluLimit : gate;
+  const float u = up > kSwigluLimit ? kSwigluLimit : up < -kSwigluLimit ? -kSwigluLimit : up;
+  return (u + 1.0f) * g / (1.0f + expf(-kSwigluSlope * g));
 }
 
 __global__ void activate_kernel(const float* y, Activation activation, bool gated, int64_t width_F,
@@ -165,10 +174,13 @@ __global__ void activate_kernel(const float* y, Activation activation, bool gate
   const float* const gate_F = y + row * width_F * (gated ? 2 : 1);
   write_row(target, z, row, width_F, scratch_W, [&](int64_t f) {
     Quad quad = load_quad(gate_F, f, width_F);
+    const Quad up = gated ? load_quad(gate_F + width_F, f, width_F) : Quad{};
+    if (activation == Activation::clamped_swiglu) {
+      for (int n = 0; n < kQuad; ++n) quad.at[n] = clamped_swiglu(quad.at[n], up.at[n]);
+      return quad;
+    }
     for (float& value : quad.at) value = activated(value, activation);
-    if (!gated) return quad;
-    const Quad up = load_quad(gate_F + width_F, f, width_F);
-    for (int n = 0; n < kQuad; ++n) quad.at[n] *= up.at[n];
+    for (int n = 0; gated && n < kQuad; ++n) quad.at[n] *= up.at[n];
     return quad;
   });
 }

@@ -138,6 +138,9 @@ struct AttentionShape {
   // ALiBi, causal alone: the score of head h at a key n tokens before the query falls by n slopes_H[h]. It lies in the
   // backend's memory. Null: none.
   const float* slopes_H = nullptr;
+  // Sinks, causal alone: a logit for each head that joins the softmax of each query's scores, as that of a key whose
+  // value is 0. It lies in the backend's memory. Null: none.
+  const float* sinks_H = nullptr;
 };
 inline const InputFormat kQueryFormat = {.type = InputType::int8};                            // a row has K values
 inline const InputFormat kProbabilityFormat = {.type = InputType::int8, .symmetric = false};  // a value per key
@@ -243,11 +246,11 @@ class Backend {
   virtual void attention(const float* q_RHK, const KvLayer& cache, const Sequences& sequences,
                          const AttentionShape& shape, LinearInput& x_RHK) = 0;
 
-  // z[r, f] = act(gate) * up. A row of y has F gates, then F ups.
+  // z[r, f] = act(gate) * up, or what a clamped_swiglu makes of them. A row of y has F gates, then F ups.
   virtual void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F,
                         LinearInput& z_RF) = 0;
 
-  // z = act(y), for a feed-forward network without a gate.
+  // z = act(y), for a feed-forward network without a gate. Throws std::invalid_argument for clamped_swiglu.
   virtual void activate_ungated(const float* y_RF, Activation activation, int64_t num_rows, int64_t width_F,
                                 LinearInput& z_RF) = 0;
 

@@ -36,6 +36,11 @@ void check_columns(int64_t row_width, int64_t first, const PackedNorm& norm) {
               std::to_string(norm.gain_D.size()));
 }
 
+void check_ungated(Activation activation) {
+  require(activation != Activation::clamped_swiglu, "activate_ungated",
+          "expected an activation without a gate, found clamped_swiglu");
+}
+
 void check_positions(std::span<const int32_t> positions_R, int64_t first_position, int64_t num_rows) {
   for (size_t r = 0; r < positions_R.size(); ++r) {
     require(positions_R[r] >= 0 && positions_R[r] + first_position < num_rows, "add_positions",
@@ -70,6 +75,7 @@ void check_shape(const AttentionShape& shape, const char* operation) {
       "expected no sliding window where tokens see later ones, found one of " + std::to_string(shape.sliding_window));
   require(shape.causal || shape.slopes_H == nullptr, operation,
           "expected no slopes of scores where tokens see later ones");
+  require(shape.causal || shape.sinks_H == nullptr, operation, "expected no sinks where tokens see later ones");
   require(shape.sliding_window >= 0 && shape.softcap >= 0.0f, operation,
           "expected no negative sliding window or soft cap, found " + std::to_string(shape.sliding_window) + " and " +
               std::to_string(shape.softcap));

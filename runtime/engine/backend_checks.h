@@ -13,6 +13,7 @@ void check_ids(std::span<const int32_t> ids_R, int64_t vocabulary_size, const ch
 void check_norm(const PackedNorm* norm, int64_t width, const char* operation);
 // The norm's columns lie within a row.
 void check_columns(int64_t row_width, int64_t first, const PackedNorm& norm);
+void check_ungated(Activation activation);
 void check_positions(std::span<const int32_t> positions_R, int64_t first_position, int64_t num_rows);
 void check_layer_norm(const PackedLayerNorm& norm, int64_t width);
 void check_mean_rows(const Sequences& sequences);

@@ -89,6 +89,11 @@ class Packer {
                                  const std::vector<int32_t>& channels_K = {}) const {
     return description ? norm(*description, channels_K) : std::nullopt;
   }
+  Buffer<float> vector(const VectorDescription& description) const {
+    Buffer<float> packed = backend_.allocate(description.size);
+    backend_.upload<float>(checkpoint_.values_of(description), packed.get());
+    return packed;
+  }
   PackedNorm final_norm(const ModelDescription& model) const {
     Norm norm = {.gain = checkpoint_.norm_gain(model.final_norm),
                  .epsilon = model.final_norm.epsilon,
@@ -113,11 +118,7 @@ class Packer {
       block.experts.push_back({pack(expert.readers()), pack({expert.down})});
     }
     if (source.router) block.router = pack_plain(source.routers());
-    if (source.correction) {
-      const std::vector<float> correction_E = checkpoint_.values_of(*source.correction);
-      block.correction_E = backend_.allocate(source.correction->size);
-      backend_.upload<float>(correction_E, block.correction_E.get());
-    }
+    if (source.correction) block.correction_E = vector(*source.correction);
     block.routing = source.routing;
     block.is_gated = source.experts.front().is_gated();
     block.is_parallel = source.is_parallel;
@@ -127,6 +128,10 @@ class Packer {
                        .scale = model.attention_scale,
                        .softcap = model.attention_softcap,
                        .sliding_window = source.sliding_window};
+    if (source.sinks) {
+      block.sinks_H = vector(*source.sinks);
+      block.attention.sinks_H = block.sinks_H.get();
+    }
     return block;
   }
 

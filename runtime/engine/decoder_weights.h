@@ -21,6 +21,7 @@ struct BlockWeights {
   std::unique_ptr<PackedLinear> router;     // null in a dense block; with the gate of the shared expert behind it
   Buffer<float> correction_E;               // of routed experts' scores; empty: none
   RoutingDescription routing;
+  Buffer<float> sinks_H;  // which `attention` points to; empty: none
   AttentionShape attention;
   bool is_gated = true;  // the network's first product is of gate and up, not of up alone
   bool is_parallel = false;

@@ -115,7 +115,7 @@ MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workl
   need.name = checkpoint.directory().string();
   const std::vector<std::string> tensor_names = checkpoint.tensor_names();
   for (const std::string& name : tensor_names) {
-    need.weight_bytes += static_cast<int64_t>(checkpoint.tensor(name).data.size());
+    need.weight_bytes += checkpoint.layout(name).num_bytes();
   }
   bool needs_whole_sequences = false;  // as in ForwardPass
   bool has_codes = false;              // true if some linear may multiply its input as codes
@@ -129,7 +129,7 @@ MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workl
     const std::string prefix = linear.name + ".";
     for (auto name = std::lower_bound(tensor_names.begin(), tensor_names.end(), prefix);
          name != tensor_names.end() && name->starts_with(prefix); ++name) {
-      stored_bytes += static_cast<int64_t>(checkpoint.tensor(*name).data.size());
+      stored_bytes += checkpoint.layout(*name).num_bytes();
     }
     need.weight_bytes +=
         std::max<int64_t>(packed_weight_bytes(linear, *scheme, model.dtype, workload.on_host) - stored_bytes, 0);
@@ -146,7 +146,7 @@ MemoryNeed encoder_memory_need(const Checkpoint& checkpoint, int64_t num_rows) {
   MemoryNeed need;
   need.name = checkpoint.directory().string();
   for (const std::string& name : checkpoint.tensor_names()) {
-    need.weight_bytes += static_cast<int64_t>(checkpoint.tensor(name).data.size());
+    need.weight_bytes += checkpoint.layout(name).num_bytes();
   }
   need.weight_bytes += need.weight_bytes / 16;
   const int64_t row_floats = 8 * model.hidden_size + 2 * model.feed_forward_size;

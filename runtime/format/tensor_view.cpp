@@ -75,6 +75,10 @@ int64_t TensorView::num_elements() const {
   return *product;
 }
 
+int64_t TensorLayout::num_bytes() const {
+  return TensorView{dtype, shape, {}}.num_elements() * static_cast<int64_t>(dtype_size_bytes(dtype));
+}
+
 int64_t first_not_finite(const TensorView& tensor) {
   switch (tensor.dtype) {
     case DType::F32:

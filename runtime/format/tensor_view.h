@@ -1,8 +1,9 @@
-// A tensor that lies in memory that others own, usually a mapped file.
+// A tensor that lies in memory that others own, usually a mapped file, or in memory of its own.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,10 +16,18 @@ namespace pare::runtime {
 
 struct TensorView {
   DType dtype = DType::F32;
-  std::vector<int64_t> shape;       // [] is a scalar
-  std::span<const std::byte> data;  // row-major, little-endian, possibly unaligned
+  std::vector<int64_t> shape;                                // [] is a scalar
+  std::span<const std::byte> data;                           // row-major, little-endian, possibly unaligned
+  std::shared_ptr<const std::vector<std::byte>> owned = {};  // holds `data`; null: others do
   // Returns the product of shape. Throws std::invalid_argument for a negative entry or a product beyond int64.
   int64_t num_elements() const;
+};
+
+// Holds what a tensor is, without its values.
+struct TensorLayout {
+  DType dtype = DType::F32;
+  std::vector<int64_t> shape;
+  int64_t num_bytes() const;  // throws as TensorView::num_elements does
 };
 
 // Returns the tensor if it has exactly this dtype, shape and size; `name` is its name in the file. Otherwise throws

@@ -12,6 +12,7 @@
 #include "runtime/containers/container_table.h"
 #include "runtime/containers/stored_linear.h"
 #include "runtime/model/checkpoint_files.h"
+#include "runtime/model/expert_stacks.h"
 #include "runtime/model/own_config.h"
 #include "runtime/model/stored_names.h"
 #include "runtime/system/atomic_file.h"
@@ -24,11 +25,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// A tensor that is made of stacks, and the files that hold each part of it.
+struct MadeTensor {
+  ExpertTensor tensor;
+  std::vector<const SafetensorsFile*> files;
+};
+
 // A tensor's place: one of the checkpoint's files, and the position in it.
 struct Entry {
   const TensorView* view = nullptr;
   const SafetensorsFile* file = nullptr;
   const fs::path* path = nullptr;
+  const MadeTensor* made = nullptr;  // not null: the view has no data, which are made of a stack in the file
 };
 
 bool are_equal(const TensorView& a, const TensorView& b) {
@@ -82,6 +90,7 @@ struct Checkpoint::State {
   StoredNames stored_names;
   std::map<std::string, Entry> tensors;  // by the description's names
   std::deque<TensorView> expert_views;   // `tensors` points to these if a file holds all experts in one tensor
+  std::deque<MadeTensor> made_tensors;   // `tensors` points to these if files hold experts in stacks of their own
   std::deque<std::vector<std::byte>> transposed_bytes;  // of weights that the files hold as [I, O]
   std::deque<TensorView> transposed_views;              // `tensors` points to these then, without a file
 
@@ -92,6 +101,15 @@ struct Checkpoint::State {
   const TensorView* find(const std::string& name) const {
     const auto entry = tensors.find(name);
     return entry == tensors.end() ? nullptr : entry->second.view;
+  }
+
+  // Returns a tensor that is there, with its data.
+  TensorView tensor_of(const Entry& entry) const {
+    TensorView view = *entry.view;
+    if (entry.made == nullptr) return view;
+    view.owned = std::make_shared<const std::vector<std::byte>>(entry.made->tensor.make());
+    view.data = *view.owned;
+    return view;
   }
 
   bool is_table(const std::string& name) const {
@@ -124,6 +142,7 @@ struct Checkpoint::State {
   std::string hint_of_files(const std::string& stored) const;
   void describe(DType dtype_if_absent);
   void split_fused_experts();
+  void take_stacked_experts();
   void split_tensor(const std::string& fused, std::span<const std::vector<LinearDescription>> parts);
   void transpose_linears();
   void check_all() const;
@@ -134,7 +153,7 @@ struct Checkpoint::State {
   DenseWeight dense_weight(const LinearDescription& linear) const;  // with checked values
   std::vector<float> finite_values(const std::string& name, const std::vector<int64_t>& shape) const;
   std::vector<int64_t> shape_of(const VectorDescription& vector) const;
-  void check_finite(const std::string& name) const;
+  void check_finite(const std::string& name, const TensorView& view) const;
   std::optional<PackScheme> scheme(const LinearDescription& linear) const;
 };
 
@@ -255,6 +274,7 @@ void Checkpoint::State::settle_head() {
 // transformers 5 can store a mixture as it holds it: mlp.experts.gate_up_proj [E, 2F, D], mlp.experts.down_proj
 // [E, D, F] and mlp.gate.weight, whatever the family calls single experts. This function makes single experts of them.
 void Checkpoint::State::split_fused_experts() {
+  if (description.stacks_experts) return take_stacked_experts();
   for (const BlockDescription& block : description.blocks) {
     const std::string module = block.name + ".mlp.";
     if (!block.is_mixture() || find(module + "experts.gate_up_proj") == nullptr) continue;
@@ -276,6 +296,26 @@ void Checkpoint::State::split_fused_experts() {
     if (block.correction) {
       take_name(module + "gate." + block.correction->name.substr(module.size()), block.correction->name);
     }
+  }
+}
+
+void Checkpoint::State::take_stacked_experts() {
+  for (const BlockDescription& block : description.blocks) {
+    std::set<std::string> stacks;
+    in_this_directory([&] {
+      for (ExpertTensor& made : experts_of_stacks(block, finder())) {
+        stacks.insert(made.stacks.begin(), made.stacks.end());
+        const Entry& stack = tensors.at(made.stacks.front());
+        MadeTensor& held = made_tensors.emplace_back(MadeTensor{std::move(made), {}});
+        const ExpertTensor& tensor = held.tensor;
+        for (const std::string& name : tensor.stacks) held.files.push_back(tensors.at(name).file);
+        const TensorView& view = expert_views.emplace_back(TensorView{tensor.dtype, tensor.shape, {}});
+        if (tensors.emplace(tensor.name, Entry{&view, stack.file, stack.path, &held}).second) continue;
+        throw std::runtime_error("tensor '" + tensor.stacks.front() + "' holds '" + tensor.name +
+                                 "', which is also stored by itself: the checkpoint is mixed up");
+      }
+    });
+    for (const std::string& stack : stacks) tensors.erase(stack);
   }
 }
 
@@ -328,8 +368,7 @@ const TensorView& Checkpoint::State::dense_tensor(const std::string& name, const
   return *view;
 }
 
-void Checkpoint::State::check_finite(const std::string& name) const {
-  const TensorView& view = *tensors.at(name).view;
+void Checkpoint::State::check_finite(const std::string& name, const TensorView& view) const {
   const int64_t index = first_not_finite(view);
   if (index < 0) return;
   std::string place = std::to_string(index);
@@ -346,9 +385,10 @@ void Checkpoint::State::check_finite(const std::string& name) const {
 
 DenseWeight Checkpoint::State::dense_weight(const LinearDescription& linear) const {
   const std::string name = linear.name + ".weight";
-  const TensorView& view = dense_tensor(name, {linear.num_out, linear.num_in});
-  check_finite(name);
-  return {linear.num_out, linear.num_in, view.dtype, view.data};
+  dense_tensor(name, {linear.num_out, linear.num_in});
+  const TensorView view = tensor_of(tensors.at(name));
+  check_finite(name, view);
+  return {linear.num_out, linear.num_in, view.dtype, view.data, {}, view.owned};
 }
 
 std::vector<int64_t> Checkpoint::State::shape_of(const VectorDescription& vector) const {
@@ -357,8 +397,9 @@ std::vector<int64_t> Checkpoint::State::shape_of(const VectorDescription& vector
 }
 
 std::vector<float> Checkpoint::State::finite_values(const std::string& name, const std::vector<int64_t>& shape) const {
-  const TensorView& view = dense_tensor(name, shape);
-  check_finite(name);
+  dense_tensor(name, shape);
+  const TensorView view = tensor_of(tensors.at(name));
+  check_finite(name, view);
   std::vector<float> values(static_cast<size_t>(shape.back()));
   convert_to_float(view.dtype, view.data, values);
   return values;
@@ -422,7 +463,7 @@ void Checkpoint::State::check_all() const {
   }
   for (const LinearDescription& linear : block_linears(description)) check_linear(linear);
   for (const BlockDescription& block : description.blocks) {
-    if (block.correction) dense_tensor(block.correction->name, shape_of(*block.correction));
+    for (const VectorDescription& vector : block.vectors()) dense_tensor(vector.name, shape_of(vector));
   }
   if (description.tied_head) {
     check_tied_head();
@@ -468,6 +509,7 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
   state.config_json = config_of_model(state.config_file, config_path.string());
   // An unknown architecture or container is refused before the weights are looked for: that is the better message.
   state.describe(DType::F32);
+  if (state.description.stacks_experts) state.config_json = without_mxfp4(state.config_json, config_path.string());
   state.quantization = read_quantization_config(state.config_json, config_path);
   if (!state.encoder) {
     state.inputs.add(directory / kGenerationConfigName);
@@ -551,10 +593,18 @@ bool Checkpoint::has_tensor(const std::string& name) const {
   return state_->find(name) != nullptr;
 }
 
-const TensorView& Checkpoint::tensor(const std::string& name) const {
+TensorView Checkpoint::tensor(const std::string& name) const {
+  const auto entry = state_->tensors.find(name);
+  if (entry == state_->tensors.end()) {
+    throw std::runtime_error("'" + directory().string() + "' has no tensor '" + name + "'");
+  }
+  return state_->tensor_of(entry->second);
+}
+
+TensorLayout Checkpoint::layout(const std::string& name) const {
   const TensorView* view = state_->find(name);
   if (view == nullptr) throw std::runtime_error("'" + directory().string() + "' has no tensor '" + name + "'");
-  return *view;
+  return {view->dtype, view->shape};
 }
 
 std::string Checkpoint::written_name(const std::string& tensor) const {
@@ -661,7 +711,7 @@ void Checkpoint::check_values() const {
       norm_bias(norm);
     }
     for (const BlockDescription& block : description().blocks) {
-      if (block.correction) values_of(*block.correction);
+      for (const VectorDescription& vector : block.vectors()) values_of(vector);
     }
   }
   for (const LinearDescription& read : linears) {
@@ -675,7 +725,9 @@ void Checkpoint::drop_pages(const LinearDescription& linear) const {
   const auto drop = [&](const std::string& name) {
     const auto entry = state_->tensors.find(name);
     if (entry == state_->tensors.end() || entry->second.file == nullptr) return;
-    entry->second.file->file().drop(entry->second.view->data);
+    const MadeTensor* const made = entry->second.made;
+    if (made == nullptr) return entry->second.file->file().drop(entry->second.view->data);
+    for (size_t p = 0; p < made->files.size(); ++p) made->files[p]->file().drop(made->tensor.parts[p]);
   };
   drop(linear.name + ".bias");
   drop(linear.name + ".weight");

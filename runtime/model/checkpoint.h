@@ -46,8 +46,11 @@ class Checkpoint {
   std::optional<PackScheme> stored_scheme(const LinearDescription& linear) const;
 
   bool has_tensor(const std::string& name) const;
-  const TensorView& tensor(const std::string& name) const;  // throws std::runtime_error if missing
-  std::vector<std::string> tensor_names() const;            // sorted
+  // A tensor of a stack of experts is made as it is read, in memory of its own (expert_stacks.h). All others are views
+  // of the mapped files. Both functions throw std::runtime_error if it is missing.
+  TensorView tensor(const std::string& name) const;
+  TensorLayout layout(const std::string& name) const;  // without making it
+  std::vector<std::string> tensor_names() const;       // sorted
   // Returns the name under which a result made from this checkpoint stores a tensor. Tensors have the description's
   // names, whatever those of the files are (stored_names.h), and results have them too. The text part of a whole model
   // keeps its names, since programs know the whole by them.

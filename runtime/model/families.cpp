@@ -121,6 +121,23 @@ constexpr std::array kFamilies{
                                            .factor_key = "routed_scaling_factor",
                                            .shared = {.module = "shared_experts", .count_key = "n_shared_experts"},
                                            .blocks = MixtureBlocks::behind_the_first}},
+    DecoderFamily{.name = "gpt_oss",
+                  .model_type = "gpt_oss",
+                  .architecture = "GptOssForCausalLM",
+                  .needs_head_size = true,
+                  .default_epsilon = 1e-5,
+                  .attention_bias_key = "attention_bias",
+                  .default_attention_bias = true,
+                  .default_rope_theta = 150000.0,
+                  .rotation = {.default_parameters = R"({"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0,
+                                   "beta_slow": 1.0, "truncate": false, "original_max_position_embeddings": 4096})"},
+                  .windows = {.layers = WindowLayers::but_every_nth, .default_size = 128, .default_layer = 2},
+                  .sinks = "sinks",
+                  .mixture = MixtureTraits{.router = "router",
+                                           .older_count_key = "num_experts",
+                                           .has_biases = true,
+                                           .are_stacked = true,
+                                           .clamp_key = "swiglu_limit"}},
     DecoderFamily{.name = "ernie4_5_moe",
                   .model_type = "ernie4_5_moe",
                   .architecture = "Ernie4_5_MoeForCausalLM",
@@ -595,7 +612,16 @@ constexpr std::string_view not_computed(const DecoderFamily& row) {
   if (!is_in_gguf && !row.gguf.empty()) return "LayerNorms, parallel halves, or no gate or rotation in a GGUF file";
   const bool has_imported_shape = !row.centers_norms && row.is_gated && !row.is_parallel && row.rotation.exists;
   if (!has_imported_shape && !row.gguf.empty()) return "its norms, networks, halves or positions in a GGUF file";
-  if (row.mixture && !row.feed_forward_bias_key.empty()) return "biases of experts";
+  if (row.mixture && !row.feed_forward_bias_key.empty()) return "biases of experts by a key";
+  if (row.mixture && row.mixture->are_stacked &&
+      (!row.mixture->has_biases || row.mixture->blocks != MixtureBlocks::all || !row.mixture->shared.module.empty())) {
+    return "stacks of experts without biases, beside dense blocks or with a shared expert";
+  }
+  if (row.mixture && !row.mixture->clamp_key.empty() &&
+      (row.mixture->blocks != MixtureBlocks::all || !row.mixture->shared.module.empty())) {
+    return "clamped gates beside other networks";
+  }
+  if (!row.sinks.empty() && !row.gguf.empty()) return "sinks in a GGUF file";
   if (row.mixture && !row.gguf.empty() &&
       (row.mixture->has_sigmoid_scores || !row.mixture->correction.empty() || !row.mixture->shared.module.empty())) {
     return "shared experts, sigmoid scores or corrections in a GGUF file";
@@ -698,7 +724,6 @@ std::string_view what_is_missing(std::string_view model_type) {
       {"deepseek_v3", kLatent},
       {"deepseek_v32", kLatent},
       {"glm4_moe_lite", kLatent},
-      {"gpt_oss", "attention sinks and experts that clamp their gates"},
       {"minicpm3", kLatent},
       {"ministral3", "a factor of queries that grows with the position (llama_4_scaling_beta)"},
   };

@@ -71,6 +71,7 @@ struct RotationTraits {
   bool all_without_windows = false;      // but in a file that has none, all are
   bool only_longrope = false;            // the one scaling; "yarn" is an older name of it
   int64_t default_original_context = 0;  // original_max_position_embeddings of a file without the key; 0: the scaling's
+  std::string_view default_parameters = {};  // a JSON object: the rotary parameters of a file without any
 };
 
 // ALiBi (Press et al., arXiv 2108.12409): scores fall with the distance of query and key, by a slope for each head.
@@ -124,7 +125,8 @@ struct SharedExpertTraits {
 };
 
 struct MixtureTraits {
-  std::string_view module = "mlp";                                          // under the block; its `gate` is the router
+  std::string_view module = "mlp";                                          // under the block
+  std::string_view router = "gate";                                         // under the module
   std::string_view gate = "gate_proj", up = "up_proj", down = "down_proj";  // of an expert
   std::string_view older_count_key = "num_local_experts";                   // where num_local_experts is missing
   std::string_view per_token_key = "num_experts_per_tok";
@@ -138,6 +140,9 @@ struct MixtureTraits {
   std::string_view groups_key = {}, groups_per_token_key = {};
   std::string_view factor_key = {};  // of the weights
   SharedExpertTraits shared = {};
+  bool has_biases = false;          // of the router and of experts
+  bool are_stacked = false;         // files hold all experts of a block in stacks of their own (expert_stacks.h)
+  std::string_view clamp_key = {};  // not "": gates and ups are clamped (Activation::clamped_swiglu), by this value
   MixtureBlocks blocks = MixtureBlocks::all;
   int64_t default_first_blocks = 0;  // first_k_dense_replace or moe_layer_start_index of a file without the key
 };
@@ -176,6 +181,7 @@ struct DecoderFamily {
   RotationTraits rotation = {};
   AlibiTraits alibi = {};
   WindowTraits windows = {};
+  std::string_view sinks = {};              // a tensor under the attention's module: of the scores' softmax; "": none
   bool scales_embedding = false;            // by sqrt(D)
   std::string_view score_divisor_key = {};  // its square root divides attention's scores; "": that of K does
   std::string_view score_softcap_key = {}, logit_softcap_key = {};

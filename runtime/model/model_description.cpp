@@ -352,14 +352,14 @@ std::optional<MixtureOptions> describe_mixtures(const ConfigSection& config, con
 void set_mixture(const MixtureOptions& mixture, int64_t width, BlockDescription& block) {
   const MixtureTraits& traits = mixture.traits;
   const std::string module = block.name + "." + std::string(traits.module) + ".";
-  block.router = LinearDescription{module + "gate", mixture.num_experts, width, false};
+  block.router = LinearDescription{module + std::string(traits.router), mixture.num_experts, width, traits.has_biases};
   block.routing = mixture.routing;
   block.experts.clear();
   const auto add_expert = [&](const std::string& name, int64_t inner) {
     const std::string expert = module + name + ".";
-    block.experts.push_back({{expert + std::string(traits.gate), inner, width, false},
-                             {expert + std::string(traits.up), inner, width, false},
-                             {expert + std::string(traits.down), width, inner, false}});
+    block.experts.push_back({{expert + std::string(traits.gate), inner, width, traits.has_biases},
+                             {expert + std::string(traits.up), inner, width, traits.has_biases},
+                             {expert + std::string(traits.down), width, inner, traits.has_biases}});
   };
   for (int64_t e = 0; e < mixture.num_experts; ++e) {
     add_expert("experts." + std::to_string(e), mixture.feed_forward_size);
@@ -415,6 +415,9 @@ BlockDescription describe_block(const ModelDescription& model, const DecoderFami
     block.q_norm = make_norm(attention + "q_norm", family.head_norms_span_heads ? q_width : model.head_size);
     block.k_norm = make_norm(attention + "k_norm", family.head_norms_span_heads ? kv_width : model.head_size);
   }
+  if (const auto name = family.sinks; !name.empty()) {
+    block.sinks = VectorDescription{attention + std::string(name), model.num_heads};
+  }
   const int64_t inner = model.feed_forward_size;
   FeedForwardDescription network;
   if (family.is_gated) network.gate = {feed_forward + std::string(names.gate), inner, width, biases.feed_forward};
@@ -441,6 +444,7 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
   model.family = family.name;
   model.base = family.modules.base;
   model.stores_transposed = family.stores_transposed;
+  model.stacks_experts = family.mixture && family.mixture->are_stacked;
   if (part) {
     model.is_text_part = true;
     model.base = part->base;
@@ -450,6 +454,15 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
   read_token_ids(config, model);
   model.dtype = config.dtype_or(dtype_if_absent);
   model.activation = config.activation_or(family.activation_key, family.default_activation);
+  if (family.mixture && !family.mixture->clamp_key.empty()) {
+    const std::string_view key = family.mixture->clamp_key;
+    if (config.number_or(key, static_cast<double>(kSwigluLimit), 0.0, kMaxFactor) !=
+        static_cast<double>(kSwigluLimit)) {
+      config.fail(key, "7 (transformers computes nothing else)");
+    }
+    if (model.activation != Activation::silu) config.fail(family.activation_key, "silu (pare clamps no other gate)");
+    model.activation = Activation::clamped_swiglu;
+  }
   model.tied_head = config.boolean_or("tie_word_embeddings", family.tied_by_default);
   model.embedding_name = model.base + std::string(family.modules.embedding);
   model.head = {std::string(family.modules.head), model.vocabulary_size, model.hidden_size, false};
@@ -512,6 +525,14 @@ bool ModelDescription::has_mixture() const {
 
 std::vector<LinearDescription> BlockDescription::attention_readers() const {
   return qkv ? std::vector{*qkv} : std::vector{q, k, v};
+}
+
+std::vector<VectorDescription> BlockDescription::vectors() const {
+  std::vector<VectorDescription> vectors;
+  for (const auto& vector : {correction, sinks}) {
+    if (vector) vectors.push_back(*vector);
+  }
+  return vectors;
 }
 
 std::vector<LinearDescription> BlockDescription::routers() const {

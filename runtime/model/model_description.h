@@ -8,10 +8,13 @@
 #include <vector>
 
 #include "runtime/format/dtype.h"
+#include "runtime/model/clamped_swiglu.h"
 
 namespace pare::runtime {
 
-enum class Activation { silu, gelu, gelu_tanh, relu };
+// clamped_swiglu has a gate, and is no function of it alone: with g = min(gate, limit) and u = up clamped to the limit
+// on both sides it makes (u + 1) g sigmoid(slope g) (transformers' GptOssExperts). The others make act(gate) * up.
+enum class Activation { silu, gelu, gelu_tanh, relu, clamped_swiglu };
 
 // y = x W^T + b. `name` is the module's. Its tensors are name + ".weight", ".bias" or a quantized container's.
 struct LinearDescription {
@@ -115,11 +118,15 @@ struct BlockDescription {
   std::optional<LinearDescription> shared_gate;  // makes the logit of the shared expert's weight
   std::optional<VectorDescription> correction;   // of scores
   RoutingDescription routing;
+  // A logit for each head that joins the softmax of a query's scores, as that of a key whose value is 0.
+  std::optional<VectorDescription> sinks;
   int64_t sliding_window = 0;  // 0: all earlier tokens; otherwise the last n, the token itself included
   RopeDescription rope;
   bool is_mixture() const { return router.has_value(); }
   // The linears that make the router's logits; none in a dense block.
   std::vector<LinearDescription> routers() const;
+  // The block's vectors that no pass changes: the correction of scores, and sinks.
+  std::vector<VectorDescription> vectors() const;
   int64_t num_routed() const { return routing.num_routed(static_cast<int64_t>(experts.size())); }
   // The linears that read attention's input, as the file holds them.
   std::vector<LinearDescription> attention_readers() const;
@@ -130,6 +137,7 @@ struct ModelDescription {
   std::string base = "model.";     // before the names of all modules but the head
   bool is_text_part = false;       // of a whole model with other parts (whole_models.h)
   bool stores_transposed = false;  // files hold the weights of blocks' linears as [I, O]
+  bool stacks_experts = false;     // files hold routed experts in stacks of their own (expert_stacks.h)
   int64_t hidden_size = 0;         // D
   int64_t feed_forward_size = 0;   // F of the widest network; of a mixture, of its widest expert
   int64_t num_heads = 0;           // H

@@ -159,6 +159,10 @@ RopePair describe_ropes(const ConfigSection& config, const DecoderFamily& family
   const std::optional<ConfigSection> parameters = config.section("rope_parameters");
   const std::optional<ConfigSection> scaling = config.section("rope_scaling");
   const bool is_nested = parameters && (parameters->has("full_attention") || parameters->has("sliding_attention"));
+  const std::string_view otherwise = family.rotation.default_parameters;
+  const Json default_parameters =
+      otherwise.empty() ? Json::object() : parse_json(std::string(otherwise), "the defaults of rope_parameters");
+  const ConfigSection defaults(default_parameters, config.where());
   if (!family.rotation.exists) return {no_rotation(head_size), no_rotation(head_size)};
   const double older = config.number_or(family.rotation.older_theta_key, family.default_rope_theta, 1.0, kMaxRopeTheta);
   const double theta = config.number_or("rope_theta", older, 1.0, kMaxRopeTheta);
@@ -170,7 +174,7 @@ RopePair describe_ropes(const ConfigSection& config, const DecoderFamily& family
                                          ")");
     }
     const bool use_scaling = scaling && !scaling->is_empty();
-    const ConfigSection& rope = use_scaling ? *scaling : parameters ? *parameters : nothing;
+    const ConfigSection& rope = use_scaling ? *scaling : parameters ? *parameters : defaults;
     const RopeDescription global = describe_rope(rope, config, family.rotation, theta, head_size, context_length);
     return {global, global};
   }

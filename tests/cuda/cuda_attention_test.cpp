@@ -16,7 +16,7 @@ struct Case {
   std::string name;
   AttentionShape shape;
   std::vector<Sequence> sequences;
-  bool has_slopes = false;
+  bool has_slopes = false, has_sinks = false;
 };
 
 AttentionShape shape_of(int64_t num_heads, int64_t num_kv_heads, int64_t head_size) {
@@ -57,6 +57,12 @@ std::vector<Case> cases() {
   }
   all.push_back(
       {"slopes", shape_of(4, 2, 16), {{0, 40, 0, 0}, {40, 5, 20, 60}, {45, 1, 600, 85}, {46, 2, 255, 686}}, true});
+  all.push_back({"sinks",
+                 shape_of(4, 2, 16),
+                 {{0, 40, 0, 0}, {40, 5, 20, 60}, {45, 1, 600, 85}, {46, 2, 255, 686}},
+                 false,
+                 true});
+  all.push_back({"sinks in decoding", shape_of(4, 1, 16), {{0, 1, 600, 0}, {1, 1, 4, 601}}, false, true});
   AttentionShape both_ways = shape_of(2, 2, 16);
   both_ways.causal = false;
   all.push_back({"both ways", both_ways, {{0, 20, 0, 0}, {20, 1, 0, 20}, {21, 33, 0, 21}}});
@@ -84,6 +90,8 @@ TEST_F(CudaAttention, EqualsTheReference) {
           sent(backend, std::vector<float>(static_cast<size_t>(num_rows * test.shape.num_heads * size), 7.0f));
       AttentionShape shape = test.shape;
       if (test.has_slopes) shape.slopes_H = slopes_H.get();
+      const Buffer<float> sinks_H = sent<float>(backend, {0.0f, -3.0f, 5.0f, 200.0f});
+      if (test.has_sinks) shape.sinks_H = sinks_H.get();
       backend.attention(q.get(), {.keys = keys.get(), .values = values.get(), .num_slots = num_slots},
                         sequences.sequences, shape, x.get());
       return received(backend, x);

@@ -159,6 +159,17 @@ TEST_F(CudaRows, ActivationsEqualTheReference) {
   }
 }
 
+TEST_F(CudaRows, ClampedGatesEqualTheReference) {
+  for (const int64_t width : kWidths) {
+    const auto [expected, found] = on_both([&](Backend& backend) {
+      const Buffer<float> y = sent(backend, random_values(3 * 2 * width, 6, 8.0f)), z = backend.allocate(3 * width);
+      backend.activate(y.get(), Activation::clamped_swiglu, 3, width, z.get());
+      return received(backend, z);
+    });
+    expect_close(expected, found, 8 * 56 * kUnitRoundoff);  // 8 roundings of the largest, 7 * 8
+  }
+}
+
 // Returns a linear of one output whose input is rounded as `format` says.
 std::unique_ptr<PackedLinear> packed_consumer(Backend& backend, const InputFormat& format, int64_t width) {
   QuantizedWeight codes;

@@ -17,6 +17,7 @@ import sys
 
 import numpy as np
 import safetensors
+import safetensors.torch
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -98,6 +99,18 @@ FAMILIES = {
     "ernie4_5_moe_fused": dict(model_type="ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=16,
                                moe_num_shared_experts=0, moe_layer_interval=2, tie_word_embeddings=True,
                                **rope(500000.0), **NO_HEAD_SIZE),
+    # Sinks, gates beyond their clamps, every other layer slides. Experts stand in stacks, as transformers holds them.
+    "gpt_oss_moe_stacks": dict(model_type="gpt_oss", num_local_experts=4, num_experts_per_tok=2, sliding_window=9,
+                               tie_word_embeddings=False,
+                               **rope(150000.0, rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0,
+                                      truncate=False, original_max_position_embeddings=32),
+                               **{**SMALL, "intermediate_size": 24, "num_hidden_layers": 3}),
+    # The same with its experts in MXFP4.
+    "gpt_oss_moe_mxfp4_bf16": dict(model_type="gpt_oss", num_local_experts=5, num_experts_per_tok=3, sliding_window=12,
+                                   tie_word_embeddings=False,
+                                   **rope(150000.0, rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0,
+                                          truncate=False, original_max_position_embeddings=16),
+                                   **{**SMALL, "intermediate_size": 32}),
     # A width of 48, so that the embedding scale sqrt(48) is no power of two.
     "gemma3_local_global": dict(model_type="gemma3_text", tie_word_embeddings=True, sliding_window=12,
                                 query_pre_attn_scalar=24, hidden_activation="gelu_pytorch_tanh",
@@ -180,13 +193,14 @@ FAMILIES = {
 }
 STORED_DTYPE = {"llama_sharded_fp16": torch.float16, "qwen3_norms_bf16": torch.bfloat16,
                 "qwen3_moe_dense_block_bf16": torch.bfloat16, "qwen2_moe_shared_bf16": torch.bfloat16,
-                "dots1_moe_windows_bf16": torch.bfloat16,
+                "dots1_moe_windows_bf16": torch.bfloat16, "gpt_oss_moe_mxfp4_bf16": torch.bfloat16,
                 "phi3_longrope_short_bf16": torch.bfloat16, "gpt_neox_sequential_bf16": torch.bfloat16,
                 "mpt_distances_bf16": torch.bfloat16}
 # The others: their place. Those of mixtures keep tokens away from ties between experts.
 SEED = {"mixtral_experts": 100, "qwen3_moe_dense_block_bf16": 101, "qwen3_moe_fused": 102, "olmoe_experts": 103,
         "qwen2_moe_shared_bf16": 117, "qwen2_moe_fused": 122, "glm4_moe_groups": 155,
         "dots1_moe_windows_bf16": 107, "ernie4_5_moe_range": 164, "ernie4_5_moe_fused": 109,
+        "gpt_oss_moe_stacks": 200, "gpt_oss_moe_mxfp4_bf16": 210,
         "starcoder2_plain_network": 22, "cohere_parallel": 23, "cohere2_parallel_windows": 24,
         "opt_learned_positions": 25, "gpt_neox_parallel": 26, "gpt_neox_sequential_bf16": 27, "gpt2_transposed": 28,
         "bloom_distances": 29, "mpt_distances_bf16": 30}
@@ -194,14 +208,18 @@ SEED = {"mixtral_experts": 100, "qwen3_moe_dense_block_bf16": 101, "qwen3_moe_fu
 
 def randomize(model, seed):
     """Linears N(0, 0.15^2), embedding and untied head N(0, 0.3^2), gains in [0.5, 1.5], biases N(0, 0.3^2), corrections
-    of routers' scores N(0, 0.15^2)."""
+    of routers' scores N(0, 0.15^2), sinks N(0, 2^2), gates and ups that are clamped N(0, 0.8^2)."""
     rng = np.random.default_rng(seed)
     unit_offset = model.config.model_type.startswith("gemma")
     for name, parameter in sorted(model.named_parameters()):
         shape = tuple(parameter.shape)
         if ("norm" in name or ".ln_" in name) and not name.endswith(".bias"):
             values = rng.uniform(-0.5, 0.5, shape) + (0.0 if unit_offset else 1.0)
-        elif name.endswith(".bias") or "embed" in name or "lm_head" in name:
+        elif name.endswith("sinks"):
+            values = rng.normal(0.0, 2.0, shape)
+        elif name.endswith("gate_up_proj") and model.config.model_type == "gpt_oss":
+            values = rng.normal(0.0, 0.8, shape)
+        elif name.endswith(("bias", "_bias")) or "embed" in name or "lm_head" in name:
             values = rng.normal(0.0, 0.3, shape)
         else:
             values = rng.normal(0.0, 0.15, shape)
@@ -221,6 +239,24 @@ def write_old_config(path):
     if "num_local_experts" in config:
         config["num_experts"] = config.pop("num_local_experts")
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def write_mxfp4(folder, seed):
+    """Puts random codes and scales of MXFP4 in the place of the experts' weights, as the files of gpt-oss have them."""
+    rng = np.random.default_rng(seed)
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    for name in sorted(name for name in tensors if name.endswith("experts.gate_up_proj") or
+                       name.endswith("experts.down_proj")):
+        experts, num_in, num_out = tensors.pop(name).shape
+        codes = rng.integers(0, 256, (experts, num_out, num_in // 32, 16), dtype=np.uint8)
+        scales = rng.integers(122, 126, (experts, num_out, num_in // 32), dtype=np.uint8)
+        tensors[name + "_blocks"] = torch.from_numpy(codes)
+        tensors[name + "_scales"] = torch.from_numpy(scales)
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def write_minicpm_config(path):
@@ -244,13 +280,19 @@ def make_family(name, settings, seed):
     model.to(dtype).save_pretrained(folder, max_shard_size="80KB" if "sharded" in name else "1GB",
                                     save_original_format="fused" not in name)
     (folder / "generation_config.json").unlink(missing_ok=True)
+    if "mxfp4" in name:
+        write_mxfp4(folder, seed)
     for file in folder.glob("*.safetensors"):
         file.chmod(0o644)
     if name in ("mistral_window", "llama3_rope_tied", "qwen3_moe_dense_block_bf16"):
         write_old_config(folder / "config.json")
 
     # What is measured is the checkpoint as a reader finds it, computed in float32.
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    more = {}
+    if "mxfp4" in name:  # decoded, as transformers does by itself where it has no kernels for the codes
+        more = dict(quantization_config=transformers.Mxfp4Config(dequantize=True))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", **more)
+    model = model.eval().float()
     ids_NT = np.random.default_rng(1000 + seed).integers(
         0, config.vocab_size, (NUM_WINDOWS, NUM_TOKENS), dtype=np.int32
     )

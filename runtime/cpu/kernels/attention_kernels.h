@@ -383,6 +383,13 @@ void add_distances(const AttentionTile& tile, int64_t key, int64_t num_keys, con
   }
 }
 
+// Adds the weight of a head's sink to the sum of a query's weights, whose unit is 2^largest. A sink that is far above
+// all scores gets a weight so large that next to nothing is left of the values.
+inline Vec add_sink(Vec sum, Vec largest, const float* sinks, int64_t head) {
+  if (sinks == nullptr) return sum;
+  return add(sum, exp2(clamp(sub(set1(sinks[head] * kLog2E), largest), kLowest, 127.0f)));
+}
+
 void attention_tile(const AttentionTile& tile, float* scratch) {
   const TileScratch s = tile_scratch(tile.num_tokens, tile.heads_per_group, tile.head_size, scratch);
   pack_queries(tile, s);
@@ -422,7 +429,7 @@ void attention_tile(const AttentionTile& tile, float* scratch) {
   for (int64_t m = 0; m < tile.num_tokens * tile.heads_per_group; ++m) {
     const int64_t token = m / tile.heads_per_group, head = m % tile.heads_per_group;
     float* out = tile.out + token * tile.query_stride + head * tile.head_size;
-    const Vec sum = set1(s.sum[m]);
+    const Vec sum = add_sink(set1(s.sum[m]), set1(s.largest[m]), tile.sinks, head);
     for (int64_t k = 0; k < tile.head_size; k += kLanes) {
       store_part(out + k, div(load(s.weighted + m * s.value_stride + k), sum), tile.head_size - k);
     }
@@ -512,7 +519,7 @@ void attention_partial(const AttentionTile& tile, int64_t begin_key, int64_t end
 }
 
 void attention_join(const AttentionPartial& partials, int64_t num_partials, int64_t heads_per_group, int64_t head_size,
-                    float* out) {
+                    const float* sinks, float* out) {
   for (int64_t h = 0; h < heads_per_group; ++h) {
     float largest = kLowest;
     for (int64_t p = 0; p < num_partials; ++p) {
@@ -524,6 +531,7 @@ void attention_join(const AttentionPartial& partials, int64_t num_partials, int6
       const int64_t i = p * heads_per_group + h;
       sum = fma(set1(partials.sum[i]), exp2(set1(partials.largest[i] - largest)), sum);
     }
+    sum = add_sink(sum, set1(largest), sinks, h);
     for (int64_t k = 0; k < head_size; k += kLanes) {
       Vec weighted = zero();
       for (int64_t p = 0; p < num_partials; ++p) {

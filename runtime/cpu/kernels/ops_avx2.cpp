@@ -12,6 +12,7 @@ const OpKernels& op_kernels_avx2() {
       .rope_heads = rope_heads,
       .scale = scale,
       .activate = {activate<silu>, activate<gelu>, activate<gelu_tanh>, activate<relu>},
+      .clamped_swiglu = clamped_swiglu,
       .activate_ungated = {activate_ungated<silu>, activate_ungated<gelu>, activate_ungated<gelu_tanh>,
                            activate_ungated<relu>},
       .add_layer_norm_row = add_layer_norm_row,

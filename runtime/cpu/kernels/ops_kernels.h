@@ -104,6 +104,16 @@ void activate(const float* gate, const float* up, int64_t width, float* z) {
   }
 }
 
+// NaNs stay.
+void clamped_swiglu(const float* gate, const float* up, int64_t width, float limit, float slope, float* z) {
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const int64_t n = width - i;
+    const Vec g = min(set1(limit), load_part(gate + i, n)), u = clamp(load_part(up + i, n), -limit, limit);
+    const Vec glu = div(g, add(set1(1.0f), exp(mul(g, set1(-slope)))));
+    store_part(z + i, mul(add(u, set1(1.0f)), glu), n);
+  }
+}
+
 template <Vec (*Function)(Vec)>
 void activate_ungated(const float* y, int64_t width, float* z) {
   for (int64_t i = 0; i < width; i += kLanes) store_part(z + i, Function(load_part(y + i, width - i)), width - i);

@@ -34,7 +34,7 @@ at::Tensor by_loops(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
     for (int64_t h = 0; h < q.size(1); ++h) {
       const int64_t g = h / heads_of_group;
       for (int64_t i = 0; i < q.size(2); ++i) {
-        double sum = 0.0;
+        double sum = rule.sinks_H.defined() ? std::exp(rule.sinks_H[h].item<double>()) : 0.0;
         std::array<double, kHeadSize> mixed{};
         for (int64_t t = 0; t < kKeys; ++t) {
           const int64_t own = kKeys - q.size(2) + i;  // the queries are those of the last keys
@@ -57,13 +57,15 @@ at::Tensor by_loops(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
 struct Case {
   int64_t num_heads, num_groups, num_queries, window;
   double softcap;
+  bool has_sinks = false;
 };
 
 class Attention : public testing::TestWithParam<AttentionKernel> {};
 
 TEST_P(Attention, EqualsPlainLoopsWithTheirGradients) {
   for (const Case& test : {Case{6, 2, kKeys, 0, 0.0}, Case{6, 2, 4, 3, 0.0}, Case{3, 3, kKeys, 0, 0.0},
-                           Case{4, 1, 1, 3, 0.0}, Case{6, 3, kKeys, 3, 0.0}, Case{6, 3, 5, 0, 0.7}}) {
+                           Case{4, 1, 1, 3, 0.0}, Case{6, 3, kKeys, 3, 0.0}, Case{6, 3, 5, 0, 0.7},
+                           Case{6, 2, kKeys, 3, 0.0, true}, Case{4, 1, 1, 0, 0.0, true}}) {
     SCOPED_TRACE(std::to_string(test.num_heads) + " heads, " + std::to_string(test.num_groups) + " groups");
     // In memory, heads follow tokens as the model's do.
     const auto heads = [](int64_t num_tokens, int64_t num_heads, uint64_t seed) {
@@ -71,7 +73,8 @@ TEST_P(Attention, EqualsPlainLoopsWithTheirGradients) {
     };
     const std::array<at::Tensor, 3> inputs = {heads(test.num_queries, test.num_heads, 1),
                                               heads(kKeys, test.num_groups, 2), heads(kKeys, test.num_groups, 3)};
-    const AttentionRule rule{kScale, test.window, test.softcap};
+    AttentionRule rule{kScale, test.window, test.softcap};
+    if (test.has_sinks) rule.sinks_H = draw({test.num_heads}, 9).mul(3.0);
     const at::Tensor weight = draw(inputs[0].sizes(), 4);
     std::vector<at::Tensor> leaves;
     at::Tensor value;

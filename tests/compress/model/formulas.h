@@ -93,6 +93,10 @@ inline at::Tensor rotation_formula(const at::Tensor& x_BTHK, const RotaryAngles&
 
 inline at::Tensor gate_formula(const Tensors& inputs, Activation activation) {
   const at::Tensor& gate = inputs[0];
+  if (activation == Activation::clamped_swiglu) {
+    const at::Tensor least = gate.clamp_max(7.0), up = inputs[1].clamp(-7.0, 7.0);
+    return up.add(1.0).mul(least).mul(at::sigmoid(least.mul(1.702)));
+  }
   const at::Tensor active = activation == Activation::silu ? gate.mul(at::sigmoid(gate))
                             : activation == Activation::relu
                                 ? gate.mul(gate.gt(0))

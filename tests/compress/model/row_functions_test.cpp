@@ -99,6 +99,18 @@ TEST(RowFunctions, GatesEqualTheFormulaAndTheirGradients) {
   }
 }
 
+// Many gates and ups lie beyond their clamps, where they have no gradient.
+TEST(RowFunctions, ClampedGatesEqualTheFormulaAndTheirGradients) {
+  for (const at::ScalarType type : kTypes) {
+    for (const auto& gated : {gated_through_identity, gated_activation_by_ops}) {
+      compare([&](const Tensors& in) { return gated(in[0], in[1], Activation::clamped_swiglu); },
+              [&](const Tensors& in) { return gate_formula(in, Activation::clamped_swiglu); },
+              {draw({7, 45}, 10).mul(6.0).to(type), draw({7, 45}, 11).mul(6.0).to(type)}, draw({7, 45}, 12),
+              type == at::kFloat ? 4e-6 : 3.0 * tolerance(type));
+    }
+  }
+}
+
 TEST(RowFunctions, GatesEqualPlainLoops) {
   const at::Tensor gate = draw({40}, 13).mul(4.0).to(at::kFloat), up = draw({40}, 14).to(at::kFloat);
   const at::Tensor silu = gated_through_identity(gate, up, Activation::silu);
@@ -149,7 +161,8 @@ TEST(RowFunctions, AnyNumberOfThreadsGivesTheSameBits) {
     std::vector<std::pair<Function, Tensors>> cases = {
         {[&](const Tensors& in) { return rms_norm_rows(in[0], in[1], kEpsilon, type); }, {x, gain_D}},
         {[&](const Tensors& in) { return rotate_heads(in[0], angles); }, {x}}};
-    for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::relu}) {
+    for (const Activation activation :
+         {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::relu, Activation::clamped_swiglu}) {
       cases.push_back(
           {[activation](const Tensors& in) { return gated_through_identity(in[0], in[1], activation); }, {x, y}});
     }

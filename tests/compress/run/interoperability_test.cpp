@@ -113,6 +113,9 @@ TEST_F(Interoperability, TransformersReadsTheWeightsThatWeStored) {
       {"gpt2_transposed", "sparsegpt: {pattern: \"2:4\"}"},
       {"bloom_distances", "awq: {}\n  - gptq: {bits: 4, group_size: -1}"},
       {"mpt_distances_bf16", "sparsegpt: {pattern: \"2:4\"}"},
+      {"gpt_oss_moe_stacks", "sparsegpt: {pattern: \"2:4\"}"},
+      {"gpt_oss_moe_mxfp4_bf16", "wanda: {pattern: \"2:4\"}"},
+      {"gpt_oss_moe_stacks", "gptq: {bits: 4, group_size: -1}\n    layers: {exclude: [\"*.experts.*\"]}"},
       {"granite_factors", "sparsegpt: {pattern: \"2:4\"}"},
       {"qwen2_biases_tied", "rtn: {bits: 4, group_size: 32}\n  - distill: {text: " + text +
                                 ", validation_text: " + text +

@@ -133,7 +133,8 @@ TEST_F(Student, WithAllLayersIsItsTeacherBitByBit) {
       if (teacher.description().tied_head && name == "lm_head.weight") continue;
       EXPECT_TRUE(same_bytes(student.tensor(name), teacher.tensor(name))) << model << " " << name;
     }
-    EXPECT_EQ(config_of(directory), config_of(model)) << model;
+    // A quantization_config of experts that are decoded is left out.
+    EXPECT_EQ(config_of(directory), nlohmann::json::parse(teacher.config_json())) << model;
   }
 }
 

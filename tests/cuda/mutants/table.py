@@ -59,6 +59,8 @@ MUTANTS = [
                 "value[v] = k < size ? values_L[t * stride + k] : 0.0f;",
                 "value[v] = values_L[t * stride + k];",
             ),
+            ("index", "place_of(first_pair + warp * kQueries + n) % shape.num_heads", "int64_t{0}"),
+            ("index", "joined.with_sink(shape, blockIdx.x)", "joined.with_sink(shape, 0)"),
             ("bounds", "if (row >= sequence.num_rows) return;", "if (row > sequence.num_rows) return;"),
             (
                 "bounds",
@@ -293,13 +295,14 @@ MUTANTS = [
             ("value", "* factor * gain.at[n] + bias.at[n];", "* factor * gain.at[n];"),
             ("value", "hidden.at[n] - mean : 0.0f;", "hidden.at[n] : 0.0f;"),
             ("bounds", "i + n < width ? hidden.at[n] - mean : 0.0f;", "hidden.at[n] - mean;"),
-            ("index", "load_quad(gate_F + width_F, f, width_F);", "load_quad(gate_F, f, width_F);"),
+            ("index", "load_quad(gate_F + width_F, f, width_F) :", "load_quad(gate_F, f, width_F) :"),
             ("value", "return 0.5f * g * (1.0f + erff(g * kSqrtHalf));", "return 0.5f * g * (1.0f + erff(g));"),
             (
                 "index",
                 "return load_quad(x_RD + row * width, i, width); });",
                 "return load_quad(x_RD + slot * width, i, width); });",
             ),
+            ("bounds", "up < -kSwigluLimit ? -kSwigluLimit : up;", "up;"),
             ("bounds", "k < (row + 1) * num_chosen; ++k", "k < (row + 1) * num_chosen - 1; ++k"),
             ("reset", "Quad sum = {};\n    for (int64_t k", "static Quad sum = {};\n    for (int64_t k"),
             (

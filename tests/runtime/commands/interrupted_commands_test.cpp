@@ -175,7 +175,8 @@ void PareRuntimeOutOfMemory::expect_messages(const std::string& words, int step_
     ASSERT_LT(kibibytes, 1 << 20) << "this takes less than 1 GiB";
     const Outcome result = run(words, "ulimit -v " + std::to_string(kibibytes) + "; OMP_NUM_THREADS=1");
     status = result.status;
-    if (status == 0 || status == 127) continue;  // 127: the loader has no memory for the program itself
+    if (status == 0 || status == 127) continue;        // 127: the loader has no memory for the program itself
+    if (status == 134 && num_messages == 0) continue;  // nor has what is made before main
     ASSERT_EQ(status, 1) << kibibytes << " KiB: " << result.err;
     EXPECT_NE(result.err.find("memory"), std::string::npos) << result.err;
     num_messages += result.err.starts_with("pare-runtime: out of memory: use a smaller model");

@@ -161,6 +161,28 @@ TEST_P(CpuAttention, ScoresThatFallWithTheDistanceEqualTheReference) {
   EXPECT_THROW(input.run(*backend_), std::invalid_argument);
 }
 
+// A sink's weight is one exponential more in the sum that divides. The largest is so far above all scores that its
+// weight overflows, and nothing is left.
+TEST_P(CpuAttention, SinksEqualTheReference) {
+  const std::vector<float> sinks_H = {0.0f, -3.0f, 5.0f, 200.0f};
+  for (const int64_t num_kv_heads : {1, 2, 4}) {
+    for (const int64_t window : {0, 33}) {
+      AttentionShape shape = shape_of(4, num_kv_heads, 16, 0.0f, window);
+      shape.sinks_H = sinks_H.data();
+      AttentionInput input(shape, {{0, 140, 0, 0}, {140, 60, 77, 140}, {200, 1, 600, 300}, {201, 2, 400, 1000}}, 63);
+      const GuardedFloats expected = input.run(*reference_), actual = input.run(*backend_);
+      expect_close(expected.span(), actual.span(), input.tolerance());
+      input.shape.sinks_H = nullptr;
+      EXPECT_FALSE(same_bits(actual.span(), input.run(*backend_).span()));
+    }
+  }
+  AttentionShape both_ways = shape_of(4, 4, 16);
+  both_ways.causal = false;
+  both_ways.sinks_H = sinks_H.data();
+  AttentionInput input(both_ways, {{0, 5, 0, 0}}, 64);
+  EXPECT_THROW(input.run(*backend_), std::invalid_argument);
+}
+
 // Both backends read the same codes, so only the arithmetic on the expanded values differs.
 TEST_P(CpuAttention, EightBitKeysAndValuesEqualTheReference) {
   std::mt19937 random(7);

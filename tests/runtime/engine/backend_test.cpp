@@ -297,6 +297,28 @@ TEST_P(CpuBackendTest, ActivationsEqualTheReferenceOverTheWholeRange) {
   }
 }
 
+// Gates and ups reach beyond their clamps. An exponential, a sum, a quotient, a sum and a product: within 8 roundings
+// of the largest that they make of the limits, 8 * 7.
+TEST_P(CpuBackendTest, ClampedGatesEqualTheReference) {
+  const int64_t width = 1001;
+  GuardedFloats y(2 * width);
+  for (int64_t i = 0; i < width; ++i) {
+    y[i] = -30.0f + 0.06f * static_cast<float>(i);
+    y[width + i] = 12.0f * std::sin(static_cast<float>(i));
+  }
+  y[5] = 7.0f;
+  y[6] = std::numeric_limits<float>::infinity();
+  y[width + 7] = -std::numeric_limits<float>::infinity();
+  GuardedFloats z(width), expected(width);
+  backend_->activate(y.data(), Activation::clamped_swiglu, 1, width, z.data());
+  reference_->activate(y.data(), Activation::clamped_swiglu, 1, width, expected.data());
+  expect_close(expected.span(), z.span(), 8 * 56 * kUnitRoundoff);
+  LinearInput out(z.data());
+  expect_error<std::invalid_argument>(
+      [&] { backend_->activate_ungated(y.data(), Activation::clamped_swiglu, 1, width, out); },
+      {"activate_ungated", "without a gate"});
+}
+
 TEST_P(CpuBackendTest, ActivationsOfEverySmallWidthStayInTheirRows) {
   for (int64_t width = 1; width <= 35; ++width) {
     const GuardedFloats y = random_floats(3 * 2 * width, 7);
@@ -311,7 +333,8 @@ TEST_P(CpuBackendTest, ActivationsOfEverySmallWidthStayInTheirRows) {
 TEST_P(CpuBackendTest, ActivationsKeepNaN) {
   std::vector<float> y(2 * 9, 1.0f), z(9);
   y[8] = std::numeric_limits<float>::quiet_NaN();
-  for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::relu}) {
+  for (const Activation activation :
+       {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::relu, Activation::clamped_swiglu}) {
     backend_->activate(y.data(), activation, 1, 9, z.data());
     EXPECT_TRUE(std::isnan(z[8]));
     EXPECT_FALSE(std::isnan(z[7]));

@@ -146,8 +146,16 @@ double activated(double g, Activation activation) {
       return 0.5 * g * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (g + 0.044715 * g * g * g)));
     case Activation::relu:
       return g < 0.0 ? 0.0 : g;
+    case Activation::clamped_swiglu:
+      break;
   }
   throw std::invalid_argument("activate: unknown activation " + std::to_string(static_cast<int>(activation)));
+}
+
+double gated(double gate, double up, Activation activation) {
+  if (activation != Activation::clamped_swiglu) return activated(gate, activation) * up;
+  const double g = std::min(gate, 7.0), u = std::max(-7.0, std::min(up, 7.0));
+  return (u + 1.0) * g / (1.0 + std::exp(-1.702 * g));
 }
 
 // The logits of one row, the logarithm of the sum of their exponentials, and the lowest index of the largest.
@@ -334,7 +342,7 @@ class ReferenceBackend final : public HostBackend {
     for (int64_t r = 0; r < num_rows; ++r) {
       const float* gate = y_R2F + r * 2 * width_F;
       for (int64_t f = 0; f < width_F; ++f) {
-        z_RF.x()[r * width_F + f] = static_cast<float>(activated(gate[f], activation) * gate[width_F + f]);
+        z_RF.x()[r * width_F + f] = static_cast<float>(gated(gate[f], gate[width_F + f], activation));
       }
     }
     round_rows(z_RF, num_rows, width_F);
@@ -342,6 +350,7 @@ class ReferenceBackend final : public HostBackend {
 
   void activate_ungated(const float* y_RF, Activation activation, int64_t num_rows, int64_t width_F,
                         LinearInput& z_RF) override {
+    check_ungated(activation);
     for (int64_t i = 0; i < num_rows * width_F; ++i) z_RF.x()[i] = static_cast<float>(activated(y_RF[i], activation));
     round_rows(z_RF, num_rows, width_F);
   }
@@ -497,6 +506,7 @@ class ReferenceBackend final : public HostBackend {
       fake_quantize(kProbabilityFormat, rounded, static_cast<int64_t>(rounded.size()));
       scores.assign(rounded.begin(), rounded.end());
     }
+    if (shape.sinks_H != nullptr) sum += std::exp(static_cast<double>(shape.sinks_H[head]) - largest);
     std::vector<double> weighted(static_cast<size_t>(size), 0.0);
     for (int64_t t = begin; t <= last; ++t) {
       const double weight = scores[t - begin];

@@ -59,8 +59,8 @@ TEST_F(CheckpointTest, OpensEveryFamilyAndReadsEveryWeight) {
       read(block.o);
       if (block.router) read(*block.router);
       if (block.shared_gate) read(*block.shared_gate);
-      if (block.correction) {
-        EXPECT_EQ(checkpoint.values_of(*block.correction).size(), static_cast<size_t>(block.correction->size));
+      for (const VectorDescription& vector : block.vectors()) {
+        EXPECT_EQ(checkpoint.values_of(vector).size(), static_cast<size_t>(vector.size));
         ++num_read;
       }
       for (const FeedForwardDescription& expert : block.experts) {
@@ -357,6 +357,7 @@ TEST_F(CheckpointTest, DamageInAnyTensorIsFoundByCheckingAll) {
         const Json header = Json::parse(whole.substr(8, header_size));
         for (const auto& [name, tensor] : header.items()) {
           if (name == "__metadata__" || name.starts_with("pooler.")) continue;
+          if (tensor["dtype"] == "U8") continue;  // every code and every scale below 2^127 stands for a number
           std::string damaged = whole;
           const size_t end = 8 + header_size + tensor["data_offsets"][1].get<size_t>();
           damaged[end - 1] |= 0x7f;  // with the byte before, this sets all bits of the exponent

@@ -404,6 +404,29 @@ TEST(ModelDescription, RefusesMixturesThatAreNotComputed) {
   expect_all_in(refusal(changed(ernie, "use_bias", true)), {"use_bias", "false"});
 }
 
+TEST(ModelDescription, GptOssHasSinksClampsAndStacks) {
+  const Json config = read_json(kGolden / "gpt_oss_moe_stacks" / "config.json");
+  const ModelDescription model = describe(config);
+  EXPECT_TRUE(model.stacks_experts);
+  EXPECT_EQ(model.activation, Activation::clamped_swiglu);
+  ASSERT_EQ(model.blocks.size(), 3u);
+  const BlockDescription& block = model.blocks[1];
+  EXPECT_EQ(block.sinks->name, "model.layers.1.self_attn.sinks");
+  EXPECT_EQ(block.sinks->size, 4);
+  EXPECT_EQ(block.router->name, "model.layers.1.mlp.router");
+  EXPECT_TRUE(block.router->has_bias && block.o.has_bias && block.experts[3].down.has_bias);
+  EXPECT_EQ(block.experts[3].gate.name, "model.layers.1.mlp.experts.3.gate_proj");
+  // Without the lists: every other layer slides, and the scaling is that of the published models.
+  const ModelDescription plain = describe(without(without(config, "layer_types"), "rope_parameters"));
+  EXPECT_EQ(plain.blocks[0].sliding_window, 9);
+  EXPECT_EQ(plain.blocks[1].sliding_window, 0);
+  EXPECT_EQ(plain.blocks[2].sliding_window, 9);
+  EXPECT_NEAR(plain.blocks[0].rope.attention_factor, 0.1 * std::log(32.0) + 1.0, 1e-6);
+  expect_all_in(refusal(changed(config, "swiglu_limit", 5.0)), {"swiglu_limit", "7"});
+  expect_all_in(refusal(changed(config, "hidden_act", "gelu")), {"hidden_act", "silu"});
+  EXPECT_NO_THROW(describe(changed(config, "swiglu_limit", 7.0)));
+}
+
 TEST(ModelDescription, RefusesImpossibleMixtures) {
   const Json mixtral = read_json(kGolden / "mixtral_experts" / "config.json");
   expect_all_in(refusal(changed(mixtral, "num_experts_per_tok", 5)), {"num_experts_per_tok", "from 1 to 4", "5"});
@@ -425,7 +448,6 @@ TEST(ModelDescription, RefusesUnknownArchitecturesByName) {
                 {"dir/config.json", "codegen", "llama, mistral"});
   expect_all_in(refusal(changed(llama_config(), "model_type", "hunyuan_v1_moe")),
                 {"hunyuan_v1_moe", "mixture of experts"});
-  expect_all_in(refusal(changed(llama_config(), "model_type", "gpt_oss")), {"gpt_oss", "attention sinks"});
   expect_all_in(refusal(changed(llama_config(), "model_type", "gemma3")), {"Gemma3ForConditionalGeneration"});
   expect_all_in(refusal(changed(without(llama_config(), "architectures"), "model_type", "gemma3")),
                 {"'text_config'", "an object", "nothing"});
