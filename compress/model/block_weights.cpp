@@ -37,6 +37,8 @@ std::vector<runtime::NormDescription> norms_of(const runtime::BlockDescription& 
   for (const auto& norm : {block.q_norm, block.k_norm, block.post_attention_norm}) {
     if (norm) norms.push_back(*norm);
   }
+  if (block.latent && block.latent->q_norm.exists()) norms.push_back(block.latent->q_norm);
+  if (block.latent) norms.push_back(block.latent->kv_norm);
   const bool is_shared = block.feed_forward_norm == block.attention_norm;
   if (block.feed_forward_norm.exists() && !is_shared) norms.push_back(block.feed_forward_norm);
   if (block.post_feed_forward_norm) norms.push_back(*block.post_feed_forward_norm);

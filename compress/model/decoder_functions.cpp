@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -143,8 +144,7 @@ const runtime::InputFormat* BlockFunctions::format_of(runtime::ActivationSite si
 }
 
 StageInput BlockFunctions::normalized(runtime::Stage stage, const at::Tensor& hidden) const {
-  const runtime::NormDescription& norm =
-      stage.kind == runtime::Stage::attention_input ? block_.attention_norm : block_.feed_forward_norm;
+  const runtime::NormDescription& norm = runtime::stage_norm(block_, stage);
   if (!norm.exists())
     return StageInput::plain(hidden.to(functions_.compute_type(), /*non_blocking=*/false, /*copy=*/true));
   if (norm.centers) return StageInput::plain(this->norm(norm, hidden, functions_.compute_type()));
@@ -205,7 +205,45 @@ at::Tensor BlockFunctions::attend_documents(const at::Tensor& q_BTHK, const at::
   return at::cat(mixed_TI, 0).view({batch, num_tokens, width});
 }
 
-at::Tensor BlockFunctions::attention(const at::Tensor& hidden, KeyValues* earlier, const DocumentStarts& starts) const {
+StageInput BlockFunctions::latent_of(runtime::Stage stage, const at::Tensor& made) const {
+  const runtime::NormDescription& norm = runtime::stage_norm(block_, stage);
+  return StageInput::norm(made.narrow(-1, 0, norm.width).contiguous(), find_tensor(weights_, norm.name + ".weight"),
+                          norm.epsilon, functions_.compute_type());
+}
+
+StageInput BlockFunctions::latent(runtime::Stage stage, const at::Tensor& hidden) const {
+  const runtime::LinearDescription& maker =
+      stage.kind == runtime::Stage::query_latent ? *block_.latent->q_a : block_.latent->kv_a;
+  return latent_of(stage, stage_product(normalized(runtime::Stage::attention_input, hidden),
+                                        input_format_of(formats_, maker), operands_of(weights_, maker)));
+}
+
+BlockFunctions::Heads BlockFunctions::heads_of_latents(const at::Tensor& hidden) const {
+  const runtime::LatentAttention& latent = *block_.latent;
+  const int64_t num_tokens = hidden.size(-2), num_heads = model_.num_heads, size = model_.head_size;
+  const std::vector<runtime::LinearDescription> readers = block_.attention_readers();
+  const std::vector<at::Tensor> made = stage_products_of(normalized(runtime::Stage::attention_input, hidden), readers,
+                                                         {readers[0].num_out, readers[1].num_out});
+  const auto product = [&](runtime::Stage stage, const at::Tensor& of, const runtime::LinearDescription& linear) {
+    return stage_product(latent_of(stage, of), input_format_of(formats_, linear), operands_of(weights_, linear));
+  };
+  const at::Tensor q = latent.q_a ? product(runtime::Stage::query_latent, made[0], block_.q) : made[0];
+  const at::Tensor kv_BTHC = product(runtime::Stage::key_value_latent, made[1], latent.kv_b)
+                                 .view({-1, num_tokens, num_heads, size - latent.num_rotated + model_.value_size});
+  const at::Tensor rotated_BTHJ = made[1]
+                                      .narrow(-1, latent.latent_size(), latent.num_rotated)
+                                      .reshape({-1, num_tokens, 1, latent.num_rotated})
+                                      .expand({-1, -1, num_heads, -1});
+  const at::Tensor kept_BTHJ = kv_BTHC.narrow(3, 0, size - latent.num_rotated);
+  at::Tensor v_BTHK = kv_BTHC.narrow(3, size - latent.num_rotated, model_.value_size);
+  if (model_.value_size < size) {
+    v_BTHK = at::cat(
+        {v_BTHK, at::zeros({v_BTHK.size(0), num_tokens, num_heads, size - model_.value_size}, v_BTHK.options())}, 3);
+  }
+  return {q.view({-1, num_tokens, num_heads, size}), at::cat({kept_BTHJ, rotated_BTHJ}, 3), v_BTHK};
+}
+
+BlockFunctions::Heads BlockFunctions::heads_of(const at::Tensor& hidden) const {
   const int64_t num_tokens = hidden.size(-2);
   const std::vector<at::Tensor> products =
       stage_products_of(normalized(runtime::Stage::attention_input, hidden), block_.attention_readers(),
@@ -216,10 +254,23 @@ at::Tensor BlockFunctions::attention(const at::Tensor& hidden, KeyValues* earlie
     product = product.view({-1, num_tokens, num_heads, model_.head_size});
     return of && !spans_heads ? norm(*of, product, functions_.compute_type()) : product;
   };
-  at::Tensor q_BTHK = heads(products[0], model_.num_heads, block_.q_norm);
-  at::Tensor k_BTGK = heads(products[1], model_.num_kv_heads, block_.k_norm);
-  const at::Tensor v_BTGK = heads(products[2], model_.num_kv_heads, {});
-  if (!starts.empty()) return attend_documents(q_BTHK, k_BTGK, v_BTGK, starts);
+  return {heads(products[0], model_.num_heads, block_.q_norm), heads(products[1], model_.num_kv_heads, block_.k_norm),
+          heads(products[2], model_.num_kv_heads, {})};
+}
+
+at::Tensor BlockFunctions::attention(const at::Tensor& hidden, KeyValues* earlier, const DocumentStarts& starts) const {
+  const int64_t num_tokens = hidden.size(-2);
+  auto [q_BTHK, k_BTGK, v_BTGK] = block_.latent ? heads_of_latents(hidden) : heads_of(hidden);
+  std::vector<int64_t> shape = hidden.sizes().vec();
+  shape.back() = model_.num_heads * model_.value_size;
+  // Without the zeros behind values.
+  const auto finished = [&](const at::Tensor& mixed) {
+    if (model_.value_size == model_.head_size) return mixed.reshape(shape);
+    return mixed.reshape({-1, num_tokens, model_.num_heads, model_.head_size})
+        .narrow(3, 0, model_.value_size)
+        .reshape(shape);
+  };
+  if (!starts.empty()) return finished(attend_documents(q_BTHK, k_BTGK, v_BTGK, starts));
   const int64_t num_earlier = earlier != nullptr && earlier->keys_BGTK.defined() ? earlier->keys_BGTK.size(2) : 0;
   const RotaryAngles angles = angles_.positions(num_earlier, num_tokens);
   q_BTHK = rotated_heads(q_BTHK, angles);
@@ -233,7 +284,7 @@ at::Tensor BlockFunctions::attention(const at::Tensor& hidden, KeyValues* earlie
     }
     *earlier = {k_BGTK, v_BGTK};
   }
-  return attend(q_BTHK.transpose(1, 2), k_BGTK, v_BGTK).transpose(1, 2).reshape(products[0].sizes());
+  return finished(attend(q_BTHK.transpose(1, 2), k_BGTK, v_BGTK).transpose(1, 2));
 }
 
 StageInput BlockFunctions::activation(int64_t expert, const StageInput& input) const {
@@ -331,15 +382,28 @@ int64_t BlockFunctions::forward_bytes(const runtime::ModelDescription& model, in
   const int64_t width = model.hidden_size, inner = model.feed_forward_size;
   const int64_t queries = model.num_heads * model.head_size, keys = model.num_kv_heads * model.head_size;
   // The norm, queries, keys and values; queries and keys behind their norms and their rotation, and what they mix.
-  const int64_t attention = std::max(width + queries + 2 * keys, 3 * queries + 3 * keys);
+  int64_t attention = std::max(width + queries + 2 * keys, 3 * queries + 3 * keys);
+  // What chooses experts: a few values of each expert, and of each choice.
+  int64_t routing_bytes = 0;
+  for (const runtime::BlockDescription& block : model.blocks) {
+    if (block.is_mixture()) {
+      routing_bytes = std::max(routing_bytes, 24 * block.num_routed() + 64 * block.routing.experts_per_token);
+    }
+    if (!block.latent) continue;
+    // What the norm is multiplied to, what latents are multiplied to, and queries, keys and values as heads.
+    int64_t latents = 0;
+    for (const runtime::LinearDescription& reader : block.attention_readers()) latents += reader.num_out;
+    attention = std::max({attention, width + latents, latents + block.latent->kv_b.num_out + queries + 2 * keys});
+  }
   // What is mixed as it came and rounded, the output and what the norm behind it makes.
   const int64_t attended = 2 * queries + 2 * width;
   // Gate, up and their product, and of the rows: a mixture's norm, its sum, an expert's rows, its output and its share.
   const int64_t feed_forward = 3 * inner + (model.has_mixture() ? 5 : 2) * width;
-  return num_tokens * std::max({attention, attended, feed_forward}) * static_cast<int64_t>(sizeof(float)) +
-         query_block_bytes(
-             model.num_heads / model.num_kv_heads, model.head_size, num_tokens,
-             std::ranges::any_of(model.blocks, [](const auto& block) { return block.sinks.has_value(); }));
+  const bool has_sinks = std::ranges::any_of(model.blocks, [](const auto& block) { return block.sinks.has_value(); });
+  const int64_t row_bytes = num_tokens * static_cast<int64_t>(sizeof(float));
+  const int64_t heads = model.num_heads / model.num_kv_heads;
+  return std::max(attention * row_bytes + query_block_bytes(heads, model.head_size, num_tokens, has_sinks),
+                  std::max(attended, feed_forward) * row_bytes + num_tokens * routing_bytes);
 }
 
 }  // namespace pare::compress

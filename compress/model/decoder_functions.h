@@ -78,12 +78,17 @@ class DecoderFunctions {
   at::Tensor positions_PD_, final_bias_D_, embedding_gain_D_, embedding_bias_D_;
 };
 
-// One block's functions, cut at its stages. A stage is one of the block's four inputs, and the linears that read it:
+// One block's functions, cut at its stages. A stage is one of the block's inputs, and the linears that read it:
 //
 //   x = norm(hidden)                  attention_input      q, k, v
 //   mixed = attention(q, k, v)        attention_output     o          hidden += factor * post_norm(o(mixed))
 //   x = norm(hidden)                  feed_forward_input   gate, up
 //   z = act(gate) * up                feed_forward_output  down       hidden += factor * post_norm(down(z))
+//
+// With latent attention (runtime::LatentAttention) two stages stand between the first two:
+//
+//   x = q_norm(q_a(norm(hidden)))     query_latent         q             where there is a q_a
+//   x = kv_norm(kv_a(norm(hidden)))   key_value_latent     kv_b
 //
 // Where a block has no norm, x is the hidden state. The factor is the family's, mostly 1.
 //
@@ -103,13 +108,15 @@ class BlockFunctions {
   BlockFunctions(const DecoderFunctions& model, int64_t index, const NamedTensors& weights, const InputFormats& formats,
                  const RoundedSite* site = nullptr);
 
+  // The input of a latent's stage.
+  StageInput latent(runtime::Stage stage, const at::Tensor& hidden) const;
   // The norm in front of attention_input or feed_forward_input, or a copy of the hidden state where there is none. The
   // hidden state is the one that the stage's half reads: in a parallel block that before attention.
   StageInput normalized(runtime::Stage stage, const at::Tensor& hidden) const;
-  // The input of attention_output, [..., T, H K]. earlier: not null, the tokens stand after those that it holds, see
-  // them, and are added to it. starts: attention stays within a document, whose positions begin at 0, as if it stood
-  // alone; inputs that are rounded in a range of their whole sequence would still be of all documents together. Not
-  // with `earlier`.
+  // The input of attention_output, [..., T, H K], with latents [..., T, H value_size]. earlier: not null, the tokens
+  // stand after those that it holds, see them, and are added to it. starts: attention stays within a document, whose
+  // positions begin at 0, as if it stood alone; inputs that are rounded in a range of their whole sequence would still
+  // be of all documents together. Not with `earlier`.
   at::Tensor attention(const at::Tensor& hidden, KeyValues* earlier = nullptr, const DocumentStarts& starts = {}) const;
   // The input of feed_forward_output from that of feed_forward_input, of the block or one of its experts.
   StageInput activation(int64_t expert, const StageInput& input) const;
@@ -137,6 +144,14 @@ class BlockFunctions {
   static int64_t forward_bytes(const runtime::ModelDescription& model, int64_t num_tokens);
 
  private:
+  // Before their rotation. With latents there are as many heads of keys as of queries, and zeros behind values up to K.
+  struct Heads {
+    at::Tensor q_BTHK, k_BTGK, v_BTGK;
+  };
+  Heads heads_of(const at::Tensor& hidden) const;
+  Heads heads_of_latents(const at::Tensor& hidden) const;
+  // The norm of the first columns of what q_a or kv_a has made.
+  StageInput latent_of(runtime::Stage stage, const at::Tensor& made) const;
   at::Tensor norm(const runtime::NormDescription& norm, const at::Tensor& x, at::ScalarType out) const;
   const runtime::InputFormat* format_of(runtime::ActivationSite site) const;
   at::Tensor added(runtime::Stage stage, const at::Tensor& output) const;

@@ -50,8 +50,9 @@ namespace {
 at::Tensor without_other_groups(const at::Tensor& corrected_RE, const runtime::RoutingDescription& routing) {
   const int64_t num_rows = corrected_RE.size(0), num_experts = corrected_RE.size(1);
   const at::Tensor groups_RGS = corrected_RE.view({num_rows, routing.num_groups, num_experts / routing.num_groups});
-  const at::Tensor sums_RG =
-      std::get<0>(at::sort(groups_RGS, /*stable=*/true, -1, /*descending=*/true)).narrow(-1, 0, 2).sum(-1);
+  const at::Tensor sums_RG = std::get<0>(at::sort(groups_RGS, /*stable=*/true, -1, /*descending=*/true))
+                                 .narrow(-1, 0, routing.num_group_scores)
+                                 .sum(-1);
   const at::Tensor best_RG = std::get<1>(at::sort(sums_RG, /*stable=*/true, -1, /*descending=*/true));
   const at::Tensor others_RG =
       at::ones_like(sums_RG, at::kBool).scatter(-1, best_RG.narrow(-1, 0, routing.groups_per_token), /*value=*/false);

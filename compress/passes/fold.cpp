@@ -30,6 +30,11 @@ Producer producer_of(const runtime::BlockDescription& block, runtime::Stage stag
   return {reads, network.is_gated() ? size_t{1} : size_t{0}};
 }
 
+// Nothing folds into a kv_b, whose rows make keys too.
+bool has_producer(const runtime::BlockDescription& block, runtime::Stage stage) {
+  return stage.kind != runtime::Stage::attention_output || !block.latent;
+}
+
 // The row of a stack of q, k and v that lies there in another order.
 int64_t row_in_stack(const runtime::BlockDescription& block, runtime::Stage stage, int64_t row) {
   const bool is_ordered = stage.kind == runtime::Stage::attention_output && !block.qkv_rows.empty();
@@ -181,15 +186,11 @@ void fold_into_linear(const runtime::Checkpoint& checkpoint, runtime::Stage prod
   block.divide_outputs(producer, index, scales_O);
 }
 
-const runtime::NormDescription& norm_before(const runtime::BlockDescription& block, runtime::Stage stage) {
-  return stage == runtime::Stage::attention_input ? block.attention_norm : block.feed_forward_norm;
-}
-
 // Gain and bias of a LayerNorm are divided by powers of two, which is exact or not done.
 std::vector<float> fold_into_layer_norm(const runtime::Checkpoint& checkpoint, runtime::Stage stage,
                                         std::span<const float> wanted_I, DecoderBlock& block,
                                         std::vector<runtime::OwnedTensor>& changed) {
-  const runtime::NormDescription& norm = norm_before(block.description(), stage);
+  const runtime::NormDescription& norm = runtime::stage_norm(block.description(), stage);
   const runtime::DType gain_dtype = checkpoint.layout(norm.name + ".weight").dtype;
   const runtime::DType bias_dtype = checkpoint.layout(norm.name + ".bias").dtype;
   std::vector<float> gain_D = checkpoint.norm_gain(norm), bias_D = checkpoint.norm_bias(norm);
@@ -217,7 +218,7 @@ std::vector<float> fold_into_layer_norm(const runtime::Checkpoint& checkpoint, r
 std::vector<float> fold_into_norm(const runtime::Checkpoint& checkpoint, runtime::Stage stage,
                                   std::span<const float> wanted_I, DecoderBlock& block,
                                   std::vector<runtime::OwnedTensor>& changed) {
-  const runtime::NormDescription& norm = norm_before(block.description(), stage);
+  const runtime::NormDescription& norm = runtime::stage_norm(block.description(), stage);
   if (norm.has_bias) return fold_into_layer_norm(checkpoint, stage, wanted_I, block, changed);
   const std::string name = norm.name + ".weight";
   const runtime::DType dtype = checkpoint.layout(name).dtype;
@@ -245,15 +246,17 @@ std::vector<float> fold_into_norm(const runtime::Checkpoint& checkpoint, runtime
 }  // namespace
 
 bool folds_powers_of_two(const runtime::BlockDescription& block, runtime::Stage stage) {
-  return runtime::folds_into_linear(stage) || norm_before(block, stage).has_bias;
+  return runtime::folds_into_linear(stage) || runtime::stage_norm(block, stage).has_bias;
 }
 
 void restore_changed(const runtime::OwnedTensor& tensor, DecoderBlock& block) {
   const runtime::BlockDescription& description = block.description();
   std::vector<float> values(tensor.data.size() / runtime::dtype_size_bytes(tensor.dtype));
   runtime::convert_to_float(tensor.dtype, tensor.data, values);
-  for (const auto& [stage, norm] : {std::pair{runtime::Stage::attention_input, &description.attention_norm},
-                                    std::pair{runtime::Stage::feed_forward_input, &description.feed_forward_norm}}) {
+  std::vector<runtime::Stage> normed = {runtime::Stage::attention_input, runtime::Stage::feed_forward_input};
+  if (description.latent) normed.insert(normed.end(), {runtime::Stage::query_latent, runtime::Stage::key_value_latent});
+  for (const runtime::Stage stage : normed) {
+    const runtime::NormDescription* const norm = &runtime::stage_norm(description, stage);
     if (norm->has_bias && tensor.name == norm->name + ".bias") return block.set_norm_bias(stage, values);
     if (!norm->exists() || tensor.name != norm->name + ".weight") continue;
     if (norm->unit_offset) {
@@ -263,7 +266,7 @@ void restore_changed(const runtime::OwnedTensor& tensor, DecoderBlock& block) {
     return;
   }
   for (const runtime::Stage reader : runtime::block_stages(description)) {
-    if (!runtime::folds_into_linear(reader)) continue;
+    if (!runtime::folds_into_linear(reader) || !has_producer(description, reader)) continue;
     const auto [stage, index, first_row] = producer_of(description, reader);
     const std::string name = runtime::stage_layers(description, stage)[index].name;
     if (tensor.name == name + ".weight") return block.set_weight(stage, index, values);
@@ -275,7 +278,7 @@ void restore_changed(const runtime::OwnedTensor& tensor, DecoderBlock& block) {
 std::vector<int64_t> producer_channels(const runtime::ModelDescription& model, const runtime::BlockDescription& block,
                                        runtime::Stage stage) {
   std::vector<int64_t> channels_I;
-  if (stage == runtime::Stage::attention_output) {
+  if (stage == runtime::Stage::attention_output && has_producer(block, stage)) {
     const int64_t group = model.num_heads / model.num_kv_heads;
     for (int64_t head = 0; head < model.num_heads; ++head) {
       for (int64_t k = 0; k < model.head_size; ++k) channels_I.push_back(head / group * model.head_size + k);

@@ -43,6 +43,8 @@ bool takes_scaling(const PassRecipe& scaling, size_t pass, const runtime::BlockD
       activation != runtime::Activation::relu) {
     return false;
   }
+  // The rows of kv_b that make values make nothing else, but they stand among those of keys.
+  if (stage.kind == runtime::Stage::attention_output && block.latent) return false;
   // A clamp stands behind up.
   if (stage.kind == runtime::Stage::feed_forward_output && activation == runtime::Activation::clamped_swiglu) {
     return false;

@@ -26,7 +26,7 @@ int64_t process_bytes(int64_t base_bytes, int num_threads, int64_t widest) {
   return base_bytes + kLibraryBytes + num_threads * (kWorkerBytes + kWorkerColumnBytes * widest);
 }
 int64_t widest_of(const runtime::ModelDescription& model) {
-  return std::max({model.hidden_size, model.feed_forward_size, model.num_heads * model.head_size});
+  return std::max({widest_made_input(model), model.feed_forward_size, model.num_heads * model.value_size});
 }
 
 const quant::GridOptions* grid_of(const LayerPlan& layer) {
@@ -115,7 +115,7 @@ int64_t fit_sums_bytes(const runtime::ModelDescription& model, int64_t width, in
          OriginalStream::sums_bytes(model, width);
 }
 int64_t fit_bytes(const runtime::ModelDescription& model, int64_t width) {
-  return width * width * kFactorElementBytes + 2 * model.hidden_size * width * 4;
+  return width * width * kFactorElementBytes + 2 * std::max(model.hidden_size, width) * width * 4;
 }
 
 // Returns the operations that the steps of one stage take, without the factor of H.

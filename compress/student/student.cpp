@@ -154,7 +154,7 @@ bool has_widths_of_its_own(const runtime::ModelDescription& model) {
   const bool spans_heads = block.q_norm && block.q_norm->width != model.head_size;
   return !block.qkv && !block.experts.front().gate_up && !spans_heads && block.attention_norm.exists() &&
          block.feed_forward_norm.exists() && !block.attention_norm.centers && block.experts.front().is_gated() &&
-         !block.is_parallel;
+         !block.is_parallel && !block.latent;
 }
 
 [[noreturn]] void refuse(const std::string& what) {

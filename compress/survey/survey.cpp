@@ -369,13 +369,29 @@ Survey survey_model(const runtime::Checkpoint& checkpoint, const RunPlan& plan, 
   return survey;
 }
 
+namespace {
+
+int64_t most_stages(const RunPlan& plan) {
+  size_t most = 0;
+  for (const std::vector<LayerPlan>& layers : plan.blocks) {
+    std::vector<runtime::Stage> stages;
+    for (const LayerPlan& layer : layers) {
+      if (std::ranges::find(stages, layer.stage) == stages.end()) stages.push_back(layer.stage);
+    }
+    most = std::max(most, stages.size());
+  }
+  return static_cast<int64_t>(most);
+}
+
+}  // namespace
+
 LeaveOneOut::Extent survey_extent(const RunPlan& plan, const runtime::ScoredWindows& windows,
                                   const SurveyOptions& options) {
   const auto num_parts = static_cast<int64_t>(measured_parts(plan, options).size());
   const auto num_patterns = static_cast<int64_t>(options.patterns.size());
   return {.num_windows = windows.windows.num_windows,
           .num_tokens = windows.windows.num_tokens,
-          .changes_per_block = num_patterns > 0 ? 0 : num_parts * static_cast<int64_t>(runtime::kStages.size()),
+          .changes_per_block = num_patterns > 0 ? 0 : num_parts * most_stages(plan),
           .num_travellers = num_patterns * num_parts + static_cast<int64_t>(measured_sites(options).size())};
 }
 

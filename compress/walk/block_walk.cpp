@@ -43,7 +43,7 @@ BlockWalk::BlockWalk(const runtime::ModelDescription& model, const runtime::Toke
       expert_tokens_(expert_tokens),
       hidden_(layout_.hidden, spill_directory),
       inputs_(layout_.inputs, spill_directory),
-      group_x_RD_(at::empty({layout_.group_x / model.hidden_size, model.hidden_size}, at::kFloat)) {
+      group_x_(at::empty({layout_.group_x}, at::kFloat)) {
   if (layout_.sums) {
     sums_.emplace(*layout_.sums, spill_directory);
     routing_N_.resize(static_cast<size_t>(num_windows_));
@@ -80,7 +80,8 @@ at::Tensor BlockWalk::input_rows(runtime::Stage stage, int64_t first, int64_t co
   if (is_output_stage(stage)) {
     return inputs_.windows(chunk_first, first + count - chunk_first, width).narrow(0, offset, num_rows);
   }
-  return group_x_RD_.narrow(0, chunk_first % layout_.group_windows * num_tokens_ + offset, num_rows);
+  const int64_t row = chunk_first % layout_.group_windows * num_tokens_ + offset;
+  return group_x_.narrow(0, row * width, num_rows * width).view({num_rows, width});
 }
 
 void BlockWalk::add_output(const DecoderBlock& block, runtime::Stage stage, int64_t window) const {
@@ -143,6 +144,8 @@ void BlockWalk::choose_tokens(runtime::Stage stage) {
 StageInput BlockWalk::produce(const DecoderBlock& block, runtime::Stage stage, int64_t window) const {
   const BlockFunctions functions = block.functions();
   at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
+  if (stage.kind == runtime::Stage::query_latent || stage.kind == runtime::Stage::key_value_latent)
+    return functions.latent(stage, hidden_TD);
   if (stage.kind == runtime::Stage::attention_output) return StageInput::plain(functions.attention(hidden_TD));
   // A parallel block's halves both read what it got. What they add is made when the walk leaves the block.
   const bool is_parallel = block.description().is_parallel;

@@ -97,7 +97,7 @@ class BlockWalk {
   std::optional<HiddenStore> sums_;
   std::vector<TokenRouting> routing_N_;
   int64_t expert_ = runtime::Stage::kNoExpert;  // the last that was reached
-  at::Tensor group_x_RD_;
+  at::Tensor group_x_;
   std::optional<OriginalStream> original_;
   WalkSeconds seconds_;
 };

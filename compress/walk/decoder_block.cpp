@@ -24,19 +24,12 @@ void DecoderBlock::divide_outputs(runtime::Stage stage, size_t index, std::span<
   if (bias_O != tensors_.end()) bias_O->second.div_(divisor_O);
 }
 
-const runtime::NormDescription& DecoderBlock::norm_before(runtime::Stage stage) const {
-  if (stage != runtime::Stage::attention_input && stage != runtime::Stage::feed_forward_input) {
-    throw std::invalid_argument("set_norm_gain: no norm stands before the " + runtime::stage_name(stage) + " alone");
-  }
-  return stage == runtime::Stage::attention_input ? block_->attention_norm : block_->feed_forward_norm;
-}
-
 void DecoderBlock::set_norm_gain(runtime::Stage stage, std::span<const float> gain_D) {
-  tensors_.insert_or_assign(norm_before(stage).name + ".weight", float_tensor(gain_D));
+  tensors_.insert_or_assign(runtime::stage_norm(*block_, stage).name + ".weight", float_tensor(gain_D));
 }
 
 void DecoderBlock::set_norm_bias(runtime::Stage stage, std::span<const float> bias_D) {
-  tensors_.insert_or_assign(norm_before(stage).name + ".bias", float_tensor(bias_D));
+  tensors_.insert_or_assign(runtime::stage_norm(*block_, stage).name + ".bias", float_tensor(bias_D));
 }
 
 void DecoderBlock::set_bias(runtime::Stage stage, size_t index, std::span<const float> bias_O) {
@@ -61,7 +54,17 @@ bool is_output_stage(runtime::Stage stage) {
 }
 
 int64_t widest_input(const runtime::ModelDescription& model) {
-  return std::max(model.num_heads * model.head_size, model.feed_forward_size);
+  return std::max(model.num_heads * model.value_size, model.feed_forward_size);
+}
+
+int64_t widest_made_input(const runtime::ModelDescription& model) {
+  int64_t widest = model.hidden_size;
+  for (const runtime::BlockDescription& block : model.blocks) {
+    if (!block.latent) continue;
+    widest = std::max(widest, block.latent->latent_size());
+    if (block.latent->q_a) widest = std::max(widest, block.q.num_in);
+  }
+  return widest;
 }
 
 }  // namespace pare::compress

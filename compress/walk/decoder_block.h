@@ -1,4 +1,4 @@
-// One decoder block in float32 on LibTorch: what the calibration walks through, cut at its four stages
+// One decoder block in float32 on LibTorch: what the calibration walks through, cut at its stages
 // (compress/model/decoder_functions.h). Its functions handle one window of T tokens on the calling thread, so that
 // workers split windows and the same window always gives the same bits.
 #pragma once
@@ -29,7 +29,7 @@ class DecoderBlock : public Block {
   }
   // Divides the rows of its weight, and its bias, by scales_O (one per output).
   void divide_outputs(runtime::Stage stage, size_t index, std::span<const float> scales_O);
-  // The norm before attention_input or feed_forward_input gets another gain_D, with the unit offset added.
+  // The norm that makes the stage's input gets another gain_D, with the unit offset added.
   void set_norm_gain(runtime::Stage stage, std::span<const float> gain_D);
   // So does its bias.
   void set_norm_bias(runtime::Stage stage, std::span<const float> bias_D);
@@ -51,8 +51,6 @@ class DecoderBlock : public Block {
   }
 
  private:
-  const runtime::NormDescription& norm_before(runtime::Stage stage) const;
-
   const runtime::BlockDescription* block_;
   int64_t index_;
   DecoderFunctions functions_;
@@ -63,5 +61,7 @@ class DecoderBlock : public Block {
 bool is_output_stage(runtime::Stage stage);
 // The widest input of an output stage.
 int64_t widest_input(const runtime::ModelDescription& model);
+// The widest input of the other stages, which norms make.
+int64_t widest_made_input(const runtime::ModelDescription& model);
 
 }  // namespace pare::compress

@@ -11,9 +11,9 @@
 namespace pare::compress {
 namespace {
 
-// Of the fitting windows or the held-out ones: H and what is missing.
-std::array<ProductShape, 2> sums_shapes(const runtime::ModelDescription& model, int64_t width) {
-  return {{{width, width, /*symmetric=*/true}, {model.hidden_size, width, /*symmetric=*/false}}};
+// Of the fitting windows or the held-out ones: H and what is missing, of which each row has missing_width values.
+std::array<ProductShape, 2> sums_shapes(int64_t missing_width, int64_t width) {
+  return {{{width, width, /*symmetric=*/true}, {missing_width, width, /*symmetric=*/false}}};
 }
 
 // How much a token of an output stage weighs, as a root: what its row is multiplied with on both sides of a product.
@@ -61,7 +61,7 @@ std::vector<bool> OriginalStream::held_windows(int64_t num_windows, uint64_t see
 }
 
 int64_t OriginalStream::sums_bytes(const runtime::ModelDescription& model, int64_t width) {
-  const auto [hessian, missing] = sums_shapes(model, width);
+  const auto [hessian, missing] = sums_shapes(std::max(model.hidden_size, widest_made_input(model)), width);
   return 2 * (hessian.size_bytes() + missing.size_bytes());
 }
 
@@ -74,9 +74,11 @@ at::Tensor OriginalStream::group_rows(const at::Tensor& buffer, int64_t window, 
 void OriginalStream::begin(runtime::Stage stage, int64_t width) {
   stage_ = stage;
   width_ = width;
+  // An output stage misses outputs, the others inputs.
+  missing_width_ = is_output_stage(stage) ? model_.hidden_size : width;
   weight_N_.assign(static_cast<size_t>(num_windows_), static_cast<double>(num_tokens_));
   sums_.clear();
-  const auto [hessian, missing] = sums_shapes(model_, width);
+  const auto [hessian, missing] = sums_shapes(missing_width_, width);
   for (int i = 0; i < 2; ++i) sums_.push_back({ProductSums(hessian), ProductSums(missing)});
 }
 
@@ -116,10 +118,13 @@ void OriginalStream::pass(const DecoderBlock& original, runtime::Stage stage, in
   if (stage.expert != runtime::Stage::kNoExpert) return;
   const BlockFunctions functions = original.functions();
   at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
+  const bool is_latent = stage.kind == runtime::Stage::query_latent || stage.kind == runtime::Stage::key_value_latent;
   const bool is_attention =
       stage.kind == runtime::Stage::attention_input || stage.kind == runtime::Stage::attention_output;
-  const StageInput normalized = functions.normalized(
-      is_attention ? runtime::Stage::attention_input : runtime::Stage::feed_forward_input, hidden_TD);
+  const StageInput normalized =
+      is_latent ? functions.latent(stage, hidden_TD)
+                : functions.normalized(
+                      is_attention ? runtime::Stage::attention_input : runtime::Stage::feed_forward_input, hidden_TD);
   if (is_output_stage(stage)) {
     const StageInput x = is_attention ? StageInput::plain(functions.attention(hidden_TD))
                                       : functions.activation(runtime::Stage::kNoExpert, normalized);
@@ -127,7 +132,7 @@ void OriginalStream::pass(const DecoderBlock& original, runtime::Stage stage, in
     if (compared != nullptr) compare_outputs(original, stage, window, hidden_TD, output_TD, *compared);
     if (!original.description().is_parallel) original.add_output(stage, output_TD, hidden_TD);
   } else if (compared != nullptr) {
-    group_rows(group_missing_, window, width_).copy_(normalized.value().sub_(compared->x_TI));
+    group_rows(group_missing_, window, missing_width_).copy_(normalized.value().sub_(compared->x_TI));
     group_rows(group_x_, window, width_).copy_(compared->x_TI);
   }
   hidden_.release(window, 1, model_.hidden_size);
@@ -147,7 +152,7 @@ void OriginalStream::accumulate(int64_t first_window, int64_t num_windows) {
       const auto rows = [&](const at::Tensor& buffer, int64_t width) {
         return buffer.narrow(0, row * width, num_rows[part] * width).view({num_rows[part], width});
       };
-      const at::Tensor x_RI = rows(group_x_, width_), missing_RP = rows(group_missing_, model_.hidden_size);
+      const at::Tensor x_RI = rows(group_x_, width_), missing_RP = rows(group_missing_, missing_width_);
       const std::array<ProductRows, 1> squares = {{{x_RI, x_RI}}}, products = {{{missing_RP, x_RI}}};
       sums_[part].hessian.add(squares);
       sums_[part].missing.add(products);

@@ -76,7 +76,7 @@ class OriginalStream {
   at::Tensor group_x_, group_missing_;  // of the windows at work, times the root of each token's weight
   // Of the stage at hand.
   runtime::Stage stage_ = runtime::Stage::attention_input;
-  int64_t width_ = 0;
+  int64_t width_ = 0, missing_width_ = 0;
   std::vector<double> weight_N_;  // sum over a window's tokens
   std::vector<Sums> sums_;
 };

@@ -31,7 +31,7 @@ WalkLayout::WalkLayout(const runtime::ModelDescription& model, int64_t num_windo
       group_windows(windows_per_group(num_windows, num_tokens, num_threads)),
       hidden{num_windows, num_tokens, model.hidden_size, spill == Spill::all},
       inputs{num_windows, num_tokens, widest_input(model), spill != Spill::none},
-      group_x(group_windows * num_tokens * model.hidden_size),
+      group_x(group_windows * num_tokens * widest_made_input(model)),
       worker_bytes_(BlockFunctions::forward_bytes(model, num_tokens)) {
   const StoreShape beside{num_windows, num_tokens, model.hidden_size, spill != Spill::none};
   if (model.has_mixture()) {
@@ -41,9 +41,10 @@ WalkLayout::WalkLayout(const runtime::ModelDescription& model, int64_t num_windo
   if (keeps_block_inputs) block_inputs = beside;
   if (with_original) {
     const int64_t group_rows = group_windows * num_tokens;
+    const int64_t widest = widest_made_input(model);
     original = OriginalLayout{.states = hidden,
-                              .group_x = group_rows * std::max(model.hidden_size, widest_input(model)),
-                              .group_missing = group_rows * model.hidden_size};
+                              .group_x = group_rows * std::max(widest, widest_input(model)),
+                              .group_missing = group_rows * widest};
   }
 }
 

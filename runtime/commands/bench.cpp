@@ -58,6 +58,8 @@ int64_t linear_parameters(const ModelDescription& model) {
   const auto add = [&](const LinearDescription& linear) { num += linear.num_out * linear.num_in; };
   for (const BlockDescription& block : model.blocks) {
     for (const LinearDescription& linear : block.attention_readers()) add(linear);
+    if (block.latent && block.latent->q_a) add(block.q);
+    if (block.latent) add(block.latent->kv_b);
     add(block.o);
     for (const LinearDescription& router : block.routers()) add(router);
     const auto add_network = [&](const FeedForwardDescription& network) {

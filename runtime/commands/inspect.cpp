@@ -136,6 +136,11 @@ nlohmann::ordered_json model_json(const ModelDescription& model) {
   json["heads"] = model.num_heads;
   json["kv_heads"] = model.num_kv_heads;
   json["head_size"] = model.head_size;
+  if (const BlockDescription& block = model.blocks.front(); block.latent) {
+    json["value_size"] = model.value_size;
+    json["key_value_latent_size"] = block.latent->latent_size();
+    if (block.latent->q_a) json["query_latent_size"] = block.q.num_in;
+  }
   json["vocabulary_size"] = model.vocabulary_size;
   json["context_length"] = model.context_length;
   json["tied_head"] = model.tied_head;
@@ -175,6 +180,12 @@ void append_model(std::ostringstream& text, const ModelDescription& model) {
   append_line(text, "heads",
               std::to_string(model.num_heads) + " of " + std::to_string(model.head_size) + ", " +
                   std::to_string(model.num_kv_heads) + " for keys and values");
+  if (const BlockDescription& block = model.blocks.front(); block.latent) {
+    append_line(text, "latents",
+                "of " + std::to_string(block.latent->latent_size()) + " for keys and values" +
+                    (block.latent->q_a ? ", of " + std::to_string(block.q.num_in) + " for queries" : "") +
+                    ", values of " + std::to_string(model.value_size));
+  }
   append_line(text, "vocabulary", std::to_string(model.vocabulary_size) + (model.tied_head ? ", head tied" : ""));
   append_line(text, "context", std::to_string(model.context_length));
 }

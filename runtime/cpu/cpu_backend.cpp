@@ -248,6 +248,39 @@ class CpuBackend final : public HostBackend {
     }
   }
 
+  void take_columns(const float* x, int64_t row_width, const ColumnParts& columns, int64_t num_rows,
+                    LinearInput& y) override {
+    check_parts_of_row(row_width, columns);
+    make_rows(y, num_rows, columns.num_columns(), [&](int64_t r, float* row) {
+      for (int64_t part = 0; part < columns.count; ++part) {
+        std::copy_n(x + r * row_width + columns.first + part * columns.stride, columns.width,
+                    row + part * columns.width);
+      }
+    });
+  }
+
+  void join_latents(const LatentRows& rows, const LatentShape& shape, const int32_t* channels_K, int64_t num_rows,
+                    float* qkv_RC) override {
+    check_latents(rows, shape);
+    const int64_t num_kept = shape.head_size - shape.num_rotated, width = shape.num_heads * shape.head_size;
+#pragma omp parallel for num_threads(threads_for(3 * num_rows * width))
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const float* const rotated = rows.rotated_RJ + r * rows.rotated_stride;
+      for (int64_t h = 0; h < shape.num_heads; ++h) {
+        const float* const q = rows.q_RHK + r * rows.q_stride + h * shape.head_size;
+        const float* const kv = rows.kv_RHC + (r * shape.num_heads + h) * shape.kv_size();
+        float* const out = qkv_RC + r * 3 * width + h * shape.head_size;
+        for (int64_t i = 0; i < shape.head_size; ++i) {
+          const int64_t channel = channels_K[i];
+          out[i] = q[channel];
+          out[width + i] = channel < num_kept ? kv[channel] : rotated[channel - num_kept];
+        }
+        std::copy_n(kv + num_kept, shape.value_size, out + 2 * width);
+        std::fill_n(out + 2 * width + shape.value_size, shape.head_size - shape.value_size, 0.0f);
+      }
+    }
+  }
+
   void linear(const PackedLinear& packed, const LinearInput& x_RI, int64_t num_rows, float* y_RO) override {
     const auto* integer = dynamic_cast<const IntegerLinear*>(&packed);
     const CpuPackedLinear* floating = integer == nullptr ? &cpu_linear(packed) : nullptr;

@@ -137,6 +137,20 @@ class CudaBackend final : public Backend {
     launch_norm_columns(stream_, x, row_width, first, view_of(&norm), norm.gain_D.size(), num_rows);
   }
 
+  void take_columns(const float* x, int64_t row_width, const ColumnParts& columns, int64_t num_rows,
+                    LinearInput& y) override {
+    check_parts_of_row(row_width, columns);
+    const int64_t width = columns.num_columns();
+    launch_take_columns(stream_, x, row_width, columns, num_rows, target_of(y), rows_of(y, width));
+    round_beside_others(y, num_rows, width);
+  }
+
+  void join_latents(const LatentRows& rows, const LatentShape& shape, const int32_t* channels_K, int64_t num_rows,
+                    float* qkv_RC) override {
+    check_latents(rows, shape);
+    launch_join_latents(stream_, rows, shape, channels_K, num_rows, qkv_RC);
+  }
+
   void linear(const PackedLinear& packed, const LinearInput& x_RI, int64_t num_rows, float* y_RO) override {
     const CudaLinear& weights = cuda_linear(packed);
     check_input(packed, x_RI);

@@ -66,6 +66,10 @@ void launch_add_layer_norm(cudaStream_t stream, float* hidden_RD, const float* d
 // If `gated`, a row of y has F gates, then F ups.
 void launch_activate(cudaStream_t stream, const float* y, Activation activation, bool gated, int64_t num_rows,
                      int64_t width_F, const RoundingTarget& target, const RoundedRows& z);
+void launch_take_columns(cudaStream_t stream, const float* x, int64_t row_width, const ColumnParts& columns,
+                         int64_t num_rows, const RoundingTarget& target, const RoundedRows& y);
+void launch_join_latents(cudaStream_t stream, const LatentRows& rows, const LatentShape& shape,
+                         const int32_t* channels_K, int64_t num_rows, float* qkv_RC);
 void launch_gather(cudaStream_t stream, const float* x_RD, const int32_t* rows_S, int64_t num_rows, int64_t width,
                    const RoundingTarget& target, const RoundedRows& y);
 void launch_mix(cudaStream_t stream, const float* x_SD, const int32_t* slots_RK, const float* weights_RK,

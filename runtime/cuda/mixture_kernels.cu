@@ -32,8 +32,8 @@ __device__ RowScores scores_of(const float* logits_E, const float* correction_E,
   return scores;
 }
 
-// The sum of the two largest corrected scores of a group.
-__device__ float group_sum(const RowScores& scores, int64_t first, int64_t size) {
+// The sum of the one or two largest corrected scores of a group.
+__device__ float group_sum(const RowScores& scores, int64_t first, int64_t size, int num_group_scores) {
   float best = scores.corrected(first), second = scores.corrected(first + 1);
   if (best < second) {
     const float swapped = best;
@@ -49,7 +49,7 @@ __device__ float group_sum(const RowScores& scores, int64_t first, int64_t size)
       second = score;
     }
   }
-  return best + second;
+  return num_group_scores == 1 ? best : best + second;
 }
 
 // Returns the groups that the row's experts may be of, a bit for each. Sums are computed anew for each of them: an
@@ -63,7 +63,7 @@ __device__ uint64_t best_groups(const RowScores& scores, int64_t num_routed, con
     float best_sum = 0.0f;
     for (int64_t g = 0; g < routing.num_groups; ++g) {
       if ((taken >> g & 1) != 0) continue;
-      const float sum = group_sum(scores, g * size, size);
+      const float sum = group_sum(scores, g * size, size, routing.num_group_scores);
       if (best >= 0 && !(sum > best_sum)) continue;
       best = g;
       best_sum = sum;

@@ -185,6 +185,35 @@ __global__ void activate_kernel(const float* y, Activation activation, bool gate
   });
 }
 
+__global__ void take_columns_kernel(const float* x, int64_t row_width, ColumnParts columns, RoundingTarget target,
+                                    RoundedRows y) {
+  SHARED_ARRAY(float, scratch_W, 3 * kMaxWarps);
+  const int64_t row = blockIdx.x, width = columns.width * columns.count;
+  const float* const x_C = x + row * row_width;
+  write_row(target, y, row, width, scratch_W, [&](int64_t i) {
+    Quad quad = {};
+    for (int n = 0; n < kQuad; ++n) {
+      const int64_t at = i + n;
+      if (at < width) quad.at[n] = x_C[columns.first + at / columns.width * columns.stride + at % columns.width];
+    }
+    return quad;
+  });
+}
+
+__global__ void join_latents_kernel(LatentRows rows, LatentShape shape, const int32_t* channels_K, float* qkv_RC) {
+  const int64_t row = blockIdx.x, size = shape.head_size, num_kept = size - shape.num_rotated;
+  const int64_t width = shape.num_heads * size, kv_size = num_kept + shape.value_size;
+  const float* const rotated = rows.rotated_RJ + row * rows.rotated_stride;
+  float* const out_C = qkv_RC + row * 3 * width;
+  for (int64_t place = threadIdx.x; place < width; place += blockDim.x) {
+    const int64_t head = place / size, i = place % size, channel = channels_K[i];
+    const float* const kv = rows.kv_RHC + (row * shape.num_heads + head) * kv_size;
+    out_C[place] = rows.q_RHK[row * rows.q_stride + head * size + channel];
+    out_C[width + place] = channel < num_kept ? kv[channel] : rotated[channel - num_kept];
+    out_C[2 * width + place] = i < shape.value_size ? kv[num_kept + i] : 0.0f;
+  }
+}
+
 __global__ void gather_kernel(const float* x_RD, const int32_t* rows_S, int64_t width, RoundingTarget target,
                               RoundedRows y) {
   SHARED_ARRAY(float, scratch_W, 3 * kMaxWarps);
@@ -262,6 +291,18 @@ void launch_activate(cudaStream_t stream, const float* y, Activation activation,
                      int64_t width_F, const RoundingTarget& target, const RoundedRows& z) {
   if (num_rows == 0) return;
   launch(activate_kernel, rows(num_rows), dim3(kRowThreads), 0, stream, y, activation, gated, width_F, target, z);
+}
+
+void launch_take_columns(cudaStream_t stream, const float* x, int64_t row_width, const ColumnParts& columns,
+                         int64_t num_rows, const RoundingTarget& target, const RoundedRows& y) {
+  if (num_rows == 0) return;
+  launch(take_columns_kernel, rows(num_rows), dim3(kRowThreads), 0, stream, x, row_width, columns, target, y);
+}
+
+void launch_join_latents(cudaStream_t stream, const LatentRows& latents, const LatentShape& shape,
+                         const int32_t* channels_K, int64_t num_rows, float* qkv_RC) {
+  if (num_rows == 0) return;
+  launch(join_latents_kernel, rows(num_rows), dim3(kRowThreads), 0, stream, latents, shape, channels_K, qkv_RC);
 }
 
 void launch_gather(cudaStream_t stream, const float* x_RD, const int32_t* rows_S, int64_t num_rows, int64_t width,

@@ -147,6 +147,27 @@ inline const InputFormat kProbabilityFormat = {.type = InputType::int8, .symmetr
 
 class LinearInput;
 
+// Columns of a row: `count` parts of `width` columns, the first at `first`, each `stride` behind the one before it.
+struct ColumnParts {
+  int64_t first = 0, width = 0, stride = 0, count = 1;
+  int64_t num_columns() const { return width * count; }
+  int64_t end() const { return first + (count - 1) * stride + width; }
+  int64_t column(int64_t i) const { return first + i / width * stride + i % width; }
+};
+
+// The rows of which latent attention makes queries, keys and values (LatentAttention). Strides lie between rows.
+struct LatentRows {
+  const float* q_RHK;  // [R, q_stride], H heads of K at its beginning
+  int64_t q_stride;
+  const float* kv_RHC;      // [R, H, K - num_rotated + value_size]
+  const float* rotated_RJ;  // the part of keys that all heads share: num_rotated values of a row
+  int64_t rotated_stride;
+};
+struct LatentShape {
+  int64_t num_heads = 0, head_size = 0, value_size = 0, num_rotated = 0;
+  int64_t kv_size() const { return head_size - num_rotated + value_size; }  // of one head
+};
+
 // The logits of rows, and what is added to the scores that choose experts: a value for each routed one, or null.
 struct RouterLogits {
   // NOLINTNEXTLINE(google-explicit-constructor): most routers have logits alone.
@@ -230,6 +251,16 @@ class Backend {
 
   // Replaces the columns [first, first + the norm's width) of rows of row_width values by their norm.
   virtual void norm_columns(float* x, int64_t row_width, int64_t first, const PackedNorm& norm, int64_t num_rows) = 0;
+
+  // y[r] = the columns of x[r], in their order, in the form that y was prepared for. x is plain, and its rows have
+  // row_width values.
+  virtual void take_columns(const float* x, int64_t row_width, const ColumnParts& columns, int64_t num_rows,
+                            LinearInput& y) = 0;
+
+  // Makes rows as rope_store takes them, [R, 3 H K], of those of latent attention. Channels of a head of q and k go
+  // where rotation wants them: channel channels_K[i] to place i. Values are followed by zeros, up to K.
+  virtual void join_latents(const LatentRows& rows, const LatentShape& shape, const int32_t* channels_K,
+                            int64_t num_rows, float* qkv_RC) = 0;
 
   // y = x W^T + b; y has packed.num_out() columns. x holds what an operation wrote for `packed`. Throws
   // std::invalid_argument if x has another linear's format.

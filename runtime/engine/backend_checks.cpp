@@ -41,6 +41,25 @@ void check_ungated(Activation activation) {
           "expected an activation without a gate, found clamped_swiglu");
 }
 
+void check_parts_of_row(int64_t row_width, const ColumnParts& columns) {
+  require(columns.first >= 0 && columns.width > 0 && columns.count > 0 && columns.stride >= columns.width &&
+              columns.end() <= row_width,
+          "take_columns",
+          "expected parts within rows of " + std::to_string(row_width) + " columns, found " +
+              std::to_string(columns.count) + " of " + std::to_string(columns.width) + " columns from " +
+              std::to_string(columns.first) + " on, " + std::to_string(columns.stride) + " apart");
+}
+
+void check_latents(const LatentRows& rows, const LatentShape& shape) {
+  require(shape.num_heads > 0 && shape.num_rotated > 0 && shape.num_rotated < shape.head_size && shape.value_size > 0 &&
+              shape.value_size <= shape.head_size && rows.q_stride >= shape.num_heads * shape.head_size &&
+              rows.rotated_stride >= shape.num_rotated,
+          "join_latents",
+          "expected heads whose values and rotated channels fit them, found heads of " +
+              std::to_string(shape.head_size) + " with " + std::to_string(shape.num_rotated) +
+              " rotated channels and values of " + std::to_string(shape.value_size));
+}
+
 void check_positions(std::span<const int32_t> positions_R, int64_t first_position, int64_t num_rows) {
   for (size_t r = 0; r < positions_R.size(); ++r) {
     require(positions_R[r] >= 0 && positions_R[r] + first_position < num_rows, "add_positions",

@@ -14,6 +14,8 @@ void check_norm(const PackedNorm* norm, int64_t width, const char* operation);
 // The norm's columns lie within a row.
 void check_columns(int64_t row_width, int64_t first, const PackedNorm& norm);
 void check_ungated(Activation activation);
+void check_parts_of_row(int64_t row_width, const ColumnParts& columns);
+void check_latents(const LatentRows& rows, const LatentShape& shape);
 void check_positions(std::span<const int32_t> positions_R, int64_t first_position, int64_t num_rows);
 void check_layer_norm(const PackedLayerNorm& norm, int64_t width);
 void check_mean_rows(const Sequences& sequences);

@@ -13,6 +13,7 @@ namespace {
 // rotation wants them. Empty: they stay.
 std::vector<std::vector<int32_t>> rotated_rows(const BlockDescription& block, const ModelDescription& model) {
   std::vector<int32_t> channels_K = block.rope.channels_K;
+  if (block.latent) return {};  // join_latents orders them
   if (channels_K.empty() && block.qkv_rows.empty()) return {};
   for (int32_t k = 0; channels_K.size() < static_cast<size_t>(model.head_size); ++k) channels_K.push_back(k);
   const auto heads = [&](int64_t first_row, int64_t num_heads, std::vector<int32_t>& rows) {
@@ -114,6 +115,7 @@ class Packer {
     block.post_feed_forward_norm = norm(source.post_feed_forward_norm);
     block.qkv = pack(source.attention_readers(), rotated_rows(source, model));
     block.o = pack({source.o});
+    if (source.latent) pack_latents(*source.latent, source, model, block);
     for (const FeedForwardDescription& expert : source.experts) {
       block.experts.push_back({pack(expert.readers()), pack({expert.down})});
     }
@@ -136,6 +138,22 @@ class Packer {
   }
 
  private:
+  void pack_latents(const LatentAttention& latent, const BlockDescription& source, const ModelDescription& model,
+                    BlockWeights& block) const {
+    block.kv_b = pack({latent.kv_b});
+    block.key_value_latent_norm = norm(latent.kv_norm);
+    if (latent.q_a) {
+      block.q_b = pack({source.q});
+      block.query_latent_norm = norm(latent.q_norm);
+    }
+    block.latent = {.num_heads = model.num_heads,
+                    .head_size = model.head_size,
+                    .value_size = model.value_size,
+                    .num_rotated = latent.num_rotated};
+    block.channels_K = backend_.allocate<int32_t>(model.head_size);
+    backend_.upload<int32_t>(source.rope.channels_K, block.channels_K.get());
+  }
+
   const Checkpoint& checkpoint_;
   Backend& backend_;
   const std::function<void(LinearWeights&)>& change_;

@@ -16,7 +16,11 @@ struct BlockWeights {
   std::optional<PackedNorm> attention_norm, feed_forward_norm;  // nothing: the hidden state itself is read
   std::optional<PackedNorm> q_norm, k_norm;                     // over each head, or over all heads
   std::optional<PackedNorm> post_attention_norm, post_feed_forward_norm;
-  std::unique_ptr<PackedLinear> qkv, o;
+  std::unique_ptr<PackedLinear> qkv, o;     // with latents `qkv` is q_a, or q, and kv_a
+  std::unique_ptr<PackedLinear> q_b, kv_b;  // null without latents; q_b also without q_a
+  std::optional<PackedNorm> query_latent_norm, key_value_latent_norm;
+  LatentShape latent;                       // no heads: without latents
+  Buffer<int32_t> channels_K;               // with latents
   std::vector<FeedForwardWeights> experts;  // a dense block has one
   std::unique_ptr<PackedLinear> router;     // null in a dense block; with the gate of the shared expert behind it
   Buffer<float> correction_E;               // of routed experts' scores; empty: none
@@ -44,7 +48,9 @@ struct DecoderWeights {
   template <typename Visit>
   void for_each_linear(const Visit& visit) const {
     for (const BlockWeights& block : blocks) {
-      for (const auto* linear : {&block.qkv, &block.o}) visit(**linear);
+      for (const auto* linear : {&block.qkv, &block.q_b, &block.kv_b, &block.o}) {
+        if (*linear) visit(**linear);
+      }
       if (block.router) visit(*block.router);
       for (const FeedForwardWeights& expert : block.experts) {
         for (const auto* linear : {&expert.gate_up, &expert.down}) visit(**linear);

@@ -29,6 +29,18 @@ void append_slice(std::span<const Sequence> sequences, int64_t first, int64_t nu
 
 }  // namespace
 
+LatentWidths::LatentWidths(const ModelDescription& model) {
+  for (const BlockDescription& block : model.blocks) {
+    if (!block.latent) continue;
+    int64_t width = 0;
+    for (const LinearDescription& reader : block.attention_readers()) width += reader.num_out;
+    latents = std::max(latents, width);
+    if (block.latent->q_a) queries = std::max(queries, block.q.num_out);
+    keys_and_values = std::max(keys_and_values, block.latent->kv_b.num_out);
+    widest = std::max({widest, block.latent->latent_size(), block.latent->q_a ? block.q.num_in : int64_t{0}});
+  }
+}
+
 // Every chunk but the last ends at the end of a sequence or holds kChunkRows rows. This bounds the number of parts of
 // sequences.
 StagedBatch::StagedBatch(Backend& backend, int64_t max_rows, int64_t max_sequences)
@@ -49,7 +61,15 @@ ForwardArena::ForwardArena(Backend& backend, const ModelDescription& model, int6
       qkv_RC(backend.allocate(chunk_rows * (model.num_heads + 2 * model.num_kv_heads) * model.head_size)),
       q_RHK(backend.allocate(chunk_rows * model.num_heads * model.head_size)),
       attended_RHK(backend, chunk_rows, model.num_heads * model.head_size, has_codes),
+      latent_RC(nullptr),
       activated_RF(nullptr) {
+  if (const LatentWidths widths(model); widths.latents > 0) {
+    latents_RC = backend.allocate(chunk_rows * widths.latents);
+    latent_q_RHK = backend.allocate(chunk_rows * widths.queries);
+    latent_kv_RHC = backend.allocate(chunk_rows * widths.keys_and_values);
+    padded_RHK = backend.allocate(chunk_rows * model.num_heads * model.head_size);
+    latent_RC = LinearInput(backend, chunk_rows, widths.widest, has_codes);
+  }
   ExpertShape shape{.max_rows = chunk_rows,
                     .hidden_size = model.hidden_size,
                     .feed_forward_size = model.feed_forward_size,
@@ -142,25 +162,9 @@ void ForwardPass::run_chunk(ForwardArena& work, const BlockWeights& block, const
   const int64_t width = description.hidden_size, num_rows = chunk.num_rows;
   float* hidden_RD = work.hidden_RD.get() + chunk.first_row * width;
   float* delta_RD = work.delta_RD.get() + chunk.first_row * width;
-  const auto rows_of = [&](const Buffer<int32_t>& all_R) {
-    return all_R.span().subspan(static_cast<size_t>(chunk.first_row), static_cast<size_t>(num_rows));
-  };
-
   work.x_RD.prepare(*block.qkv, chunk.sequences);
   add(hidden_RD, first_block ? nullptr : delta_RD, previous_norm, block.attention_norm, num_rows, work.x_RD);
-  backend.linear(*block.qkv, work.x_RD, num_rows, work.qkv_RC.get());
-  const bool norms_each_head = block.q_norm && block.q_norm->gain_D.size() == description.head_size;
-  if (block.q_norm && !norms_each_head) {
-    const int64_t q_width = description.num_heads * description.head_size;
-    backend.norm_columns(work.qkv_RC.get(), block.qkv->num_out(), 0, *block.q_norm, num_rows);
-    backend.norm_columns(work.qkv_RC.get(), block.qkv->num_out(), q_width, *block.k_norm, num_rows);
-  }
-  backend.rope_store(work.qkv_RC.get(), rope_table(block, chunk.sequences.max_tokens),
-                     norms_each_head ? pointer(block.q_norm) : nullptr,
-                     norms_each_head ? pointer(block.k_norm) : nullptr, block.attention,
-                     rows_of(work.batch.positions_R), rows_of(work.batch.slots_R), cache, work.q_RHK.get());
-  work.attended_RHK.prepare(*block.o, chunk.sequences);
-  backend.attention(work.q_RHK.get(), cache, chunk.sequences, block.attention, work.attended_RHK);
+  run_attention(work, block, chunk, cache);
   backend.linear(*block.o, work.attended_RHK, num_rows, delta_RD);
   if (description.residual_scale != 1.0f) backend.scale(delta_RD, num_rows * width, description.residual_scale);
 
@@ -175,6 +179,64 @@ void ForwardPass::run_chunk(ForwardArena& work, const BlockWeights& block, const
   add(hidden_RD, delta_RD, pointer(block.post_attention_norm), block.feed_forward_norm, num_rows, work.x_RD);
   run_feed_forward(work, block, chunk, delta_RD);
   if (description.residual_scale != 1.0f) backend.scale(delta_RD, num_rows * width, description.residual_scale);
+}
+
+void ForwardPass::run_attention(ForwardArena& work, const BlockWeights& block, const Chunk& chunk,
+                                KvLayer& cache) const {
+  const int64_t num_rows = chunk.num_rows;
+  const bool has_latents = block.kv_b != nullptr;
+  const auto rows_of = [&](const Buffer<int32_t>& all_R) {
+    return all_R.span().subspan(static_cast<size_t>(chunk.first_row), static_cast<size_t>(num_rows));
+  };
+  if (has_latents) {
+    run_latents(work, block, chunk);
+  } else {
+    backend.linear(*block.qkv, work.x_RD, num_rows, work.qkv_RC.get());
+  }
+  const bool norms_each_head = block.q_norm && block.q_norm->gain_D.size() == description.head_size;
+  if (block.q_norm && !norms_each_head) {
+    const int64_t q_width = description.num_heads * description.head_size;
+    backend.norm_columns(work.qkv_RC.get(), block.qkv->num_out(), 0, *block.q_norm, num_rows);
+    backend.norm_columns(work.qkv_RC.get(), block.qkv->num_out(), q_width, *block.k_norm, num_rows);
+  }
+  backend.rope_store(work.qkv_RC.get(), rope_table(block, chunk.sequences.max_tokens),
+                     norms_each_head ? pointer(block.q_norm) : nullptr,
+                     norms_each_head ? pointer(block.k_norm) : nullptr, block.attention,
+                     rows_of(work.batch.positions_R), rows_of(work.batch.slots_R), cache, work.q_RHK.get());
+  work.attended_RHK.prepare(*block.o, chunk.sequences);
+  if (!has_latents) {
+    backend.attention(work.q_RHK.get(), cache, chunk.sequences, block.attention, work.attended_RHK);
+    return;
+  }
+  backend.attention(work.q_RHK.get(), cache, chunk.sequences, block.attention, work.padded_RHK.get());
+  const LatentShape& shape = block.latent;
+  backend.take_columns(work.padded_RHK.get(), shape.num_heads * shape.head_size,
+                       {.first = 0, .width = shape.value_size, .stride = shape.head_size, .count = shape.num_heads},
+                       num_rows, work.attended_RHK);
+}
+
+// The row that the block's norm is multiplied to holds the query latent, or the queries, then the key-value latent and
+// the part of keys that all heads share.
+void ForwardPass::run_latents(ForwardArena& work, const BlockWeights& block, const Chunk& chunk) const {
+  const int64_t num_rows = chunk.num_rows, row_width = block.qkv->num_out();
+  const int64_t latent_size = block.kv_b->num_in(), own = row_width - latent_size - block.latent.num_rotated;
+  float* const latents = work.latents_RC.get();
+  backend.linear(*block.qkv, work.x_RD, num_rows, latents);
+  const auto multiply = [&](const PackedLinear& linear, const PackedNorm& norm, int64_t first, float* y) {
+    backend.norm_columns(latents, row_width, first, norm, num_rows);
+    work.latent_RC.prepare(linear, chunk.sequences);
+    const ColumnParts columns = {.first = first, .width = linear.num_in(), .stride = linear.num_in(), .count = 1};
+    backend.take_columns(latents, row_width, columns, num_rows, work.latent_RC);
+    backend.linear(linear, work.latent_RC, num_rows, y);
+  };
+  if (block.q_b) multiply(*block.q_b, *block.query_latent_norm, 0, work.latent_q_RHK.get());
+  multiply(*block.kv_b, *block.key_value_latent_norm, own, work.latent_kv_RHC.get());
+  const LatentRows rows = {.q_RHK = block.q_b ? work.latent_q_RHK.get() : latents,
+                           .q_stride = block.q_b ? block.q_b->num_out() : row_width,
+                           .kv_RHC = work.latent_kv_RHC.get(),
+                           .rotated_RJ = latents + own + latent_size,
+                           .rotated_stride = row_width};
+  backend.join_latents(rows, block.latent, block.channels_K.get(), num_rows, work.qkv_RC.get());
 }
 
 // Takes the rows of work.x_RD through the block's network, or through the experts that they are sent to.

@@ -41,6 +41,13 @@ struct StagedBatch {
   std::vector<Sequence> host_sequences;
 };
 
+// The most values of a row that latent attention needs beside q, k and v: of what the block's norm is multiplied to, of
+// queries, of keys and values of latents, and of one latent. All are 0 without latents.
+struct LatentWidths {
+  explicit LatentWidths(const ModelDescription& model);
+  int64_t latents = 0, queries = 0, keys_and_values = 0, widest = 0;
+};
+
 // Every buffer of a forward pass. They are allocated once, for a largest batch and for the rows that layers work on at
 // a time.
 struct ForwardArena {
@@ -56,6 +63,10 @@ struct ForwardArena {
   LinearInput x_RD;
   Buffer<float> qkv_RC, q_RHK;
   LinearInput attended_RHK;
+  // These serve blocks with latents: what the block's norm is multiplied to, queries, and keys and values of latents, a
+  // latent, and what attention makes, with the zeros behind its values.
+  Buffer<float> latents_RC, latent_q_RHK, latent_kv_RHC, padded_RHK;
+  LinearInput latent_RC;
   Buffer<float> parallel_RD;  // what a parallel block's network adds; serves blocks that are parallel
   Buffer<float> gate_up_R2F;  // this and the next one serve blocks without experts
   LinearInput activated_RF;
@@ -105,6 +116,10 @@ class ForwardPass {
   int64_t chunk_end(const Batch& batch, int64_t first) const;
   void run_chunk(ForwardArena& work, const BlockWeights& block, const PackedNorm* previous_norm, const Chunk& chunk,
                  bool first_block, KvLayer& cache) const;
+  // Makes q, k and v of the rows of work.x_RD, and attends with them. The result is prepared for the block's o.
+  void run_attention(ForwardArena& work, const BlockWeights& block, const Chunk& chunk, KvLayer& cache) const;
+  // Fills work.qkv_RC from work.x_RD by way of latents.
+  void run_latents(ForwardArena& work, const BlockWeights& block, const Chunk& chunk) const;
   void run_feed_forward(ForwardArena& work, const BlockWeights& block, const Chunk& chunk, float* y_RD) const;
 
   // x is prepared for its reader.

@@ -77,8 +77,13 @@ int64_t forward_work_bytes(const ModelDescription& model, const DeviceWorkload& 
       kWordBytes *
       ((is_parallel ? 4 : 3) * model.hidden_size + 3 * attended + 2 * model.num_kv_heads * model.head_size +
        networks * (3 * model.feed_forward_size + 2 * model.hidden_size) + num_experts + 4 * experts_per_token);
+  const LatentWidths widths(model);
+  if (widths.latents > 0) {
+    row_bytes += kWordBytes * (widths.latents + widths.queries + widths.keys_and_values + attended + widths.widest);
+  }
   if (multiplies_codes) {  // a row of codes with a scale and a zero
     const auto input_bytes = [](int64_t width) { return LinearInput::code_stride(width) + 2 * kWordBytes; };
+    if (widths.latents > 0) row_bytes += input_bytes(widths.widest);
     row_bytes += input_bytes(model.hidden_size) + input_bytes(attended) +
                  networks * input_bytes(std::max(model.hidden_size, model.feed_forward_size));
   }

@@ -38,8 +38,8 @@ void leave_groups(const RoutingDescription& routing, std::vector<float>& correct
   std::vector<float> sums;
   for (size_t first = 0; first < corrected_E.size(); first += size) {
     const std::span<const float> group(corrected_E.data() + first, size);
-    const std::vector<int32_t> two = largest_places(group, 2);
-    sums.push_back(group[static_cast<size_t>(two[0])] + group[static_cast<size_t>(two[1])]);
+    float& sum = sums.emplace_back(0.0f);
+    for (const int32_t e : largest_places(group, routing.num_group_scores)) sum += group[static_cast<size_t>(e)];
   }
   std::vector<float> kept(corrected_E.size(), -std::numeric_limits<float>::infinity());
   for (const int32_t g : largest_places(sums, routing.groups_per_token)) {

@@ -91,7 +91,9 @@ int64_t Transformer::bytes_per_token() const {
   const DecoderWeights& weights = state_->pass.weights;
   int64_t num_bytes = head().resident_bytes() + weights.embedding->resident_bytes() / weights.embedding->num_out();
   for (const BlockWeights& block : weights.blocks) {
-    num_bytes += block.qkv->resident_bytes() + block.o->resident_bytes();
+    for (const auto* linear : {&block.qkv, &block.q_b, &block.kv_b, &block.o}) {
+      if (*linear) num_bytes += (*linear)->resident_bytes();
+    }
     const auto num_routed = block.routing.num_routed(static_cast<int64_t>(block.experts.size()));
     int64_t routed_bytes = 0;
     for (size_t e = 0; e < block.experts.size(); ++e) {

@@ -121,6 +121,51 @@ constexpr std::array kFamilies{
                                            .factor_key = "routed_scaling_factor",
                                            .shared = {.module = "shared_experts", .count_key = "n_shared_experts"},
                                            .blocks = MixtureBlocks::behind_the_first}},
+    DecoderFamily{
+        .name = "deepseek_v2",
+        .model_type = "deepseek_v2",
+        .architecture = "DeepseekV2ForCausalLM",
+        .may_lack_kv_heads = true,
+        .attention_bias_key = "attention_bias",
+        .rotation = {.turns_neighbours = true},
+        .latent = {.exists = true},
+        .fixed = {FixedKey{.key = "mlp_bias"}, FixedKey{.key = "norm_topk_prob"}},
+        .mixture =
+            MixtureTraits{.older_count_key = "n_routed_experts",
+                          .size_key = "moe_intermediate_size",
+                          .normalizing_key = "norm_topk_prob",
+                          .groups_key = "n_group",
+                          .groups_per_token_key = "topk_group",
+                          .num_group_scores = 1,
+                          .group_method_key = "topk_method",
+                          .factor_key = "routed_scaling_factor",
+                          .shared = {.module = "shared_experts", .count_key = "n_shared_experts", .default_count = 2},
+                          .blocks = MixtureBlocks::behind_the_first}},
+    DecoderFamily{
+        .name = "deepseek_v3",
+        .model_type = "deepseek_v3",
+        .architecture = "DeepseekV3ForCausalLM",
+        .may_lack_kv_heads = true,
+        .attention_bias_key = "attention_bias",
+        .rotation = {.turns_neighbours = true},
+        .latent = {.exists = true, .neighbours_key = "rope_interleave"},
+        .mixture =
+            MixtureTraits{.older_count_key = "n_routed_experts",
+                          .size_key = "moe_intermediate_size",
+                          .normalizing_key = "norm_topk_prob",
+                          .default_normalizing = true,
+                          .default_smallest_sum = 1e-20,
+                          .has_sigmoid_scores = true,
+                          .correction = "gate.e_score_correction_bias",
+                          .groups_key = "n_group",
+                          .groups_per_token_key = "topk_group",
+                          .default_groups = 8,
+                          .default_groups_per_token = 4,
+                          .factor_key = "routed_scaling_factor",
+                          .default_factor = 2.5,
+                          .shared = {.module = "shared_experts", .count_key = "n_shared_experts", .default_count = 1},
+                          .blocks = MixtureBlocks::behind_the_first,
+                          .default_first_blocks = 3}},
     DecoderFamily{.name = "gpt_oss",
                   .model_type = "gpt_oss",
                   .architecture = "GptOssForCausalLM",
@@ -591,6 +636,13 @@ constexpr std::string_view not_computed(const DecoderFamily& row) {
   if (row.alibi.exists && (row.rotation.exists || !row.score_softcap_key.empty() || !row.modules.positions.empty())) {
     return "scores that fall with the distance beside rotation, positions or caps";
   }
+  if (row.latent.exists &&
+      (row.alibi.exists || !row.rotation.exists || row.rotation.may_be_partial || row.is_parallel ||
+       !row.parallel_key.empty() || row.has_head_norms || !row.head_norms_key.empty() || !row.stacks.qkv.empty() ||
+       row.windows.layers != WindowLayers::none || row.stores_transposed || !row.gguf.empty() ||
+       row.norms.attention.empty() || row.centers_norms || row.has_qkv_bias || !row.sinks.empty())) {
+    return "latent attention with other norms, biases, rotations, windows, stacks or sinks, or in a GGUF file";
+  }
   if (!row.modules.embedding_norm.empty() && !(row.centers_norms && row.has_norm_bias)) {
     return "a norm of the embedding that is no LayerNorm with a bias";
   }
@@ -695,7 +747,7 @@ std::string_view what_is_missing(std::string_view model_type) {
   constexpr std::string_view kConvolution = "layers of short convolutions";
   constexpr std::string_view kMamba = "state space layers (Mamba)";
   constexpr std::string_view kRecurrent = "recurrent layers";
-  constexpr std::string_view kLatent = "latent attention (MLA)";
+  constexpr std::string_view kLatent = "latent attention (MLA) in another form than DeepSeek's";
   constexpr std::pair<std::string_view, std::string_view> kMissing[] = {
       {"qwen3_next", kDelta},
       {"qwen3_5", kDelta},
@@ -720,9 +772,7 @@ std::string_view what_is_missing(std::string_view model_type) {
       {"rwkv", kRecurrent},
       {"xlstm", kRecurrent},
       {"minimax", "layers of linear attention (lightning attention)"},
-      {"deepseek_v2", kLatent},
-      {"deepseek_v3", kLatent},
-      {"deepseek_v32", kLatent},
+      {"deepseek_v32", "sparse attention (an indexer of keys)"},
       {"glm4_moe_lite", kLatent},
       {"minicpm3", kLatent},
       {"ministral3", "a factor of queries that grows with the position (llama_4_scaling_beta)"},

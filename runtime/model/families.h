@@ -74,6 +74,16 @@ struct RotationTraits {
   std::string_view default_parameters = {};  // a JSON object: the rotary parameters of a file without any
 };
 
+// Latent attention (MLA; DeepSeek-V2, arXiv 2405.04434, section 2.1) makes queries, keys and values of short latents.
+// Its keys in config.json are those of transformers, and its modules stand under attention's.
+struct LatentTraits {
+  bool exists = false;
+  double epsilon = 1e-6;                 // of the latents' norms, whatever the file says of others
+  std::string_view neighbours_key = {};  // whether pairs are neighbours, else as RotationTraits has it
+  std::string_view q_a = "q_a_proj", q_norm = "q_a_layernorm", q_b = "q_b_proj", kv_a = "kv_a_proj_with_mqa";
+  std::string_view kv_norm = "kv_a_layernorm", kv_b = "kv_b_proj";
+};
+
 // ALiBi (Press et al., arXiv 2108.12409): scores fall with the distance of query and key, by a slope for each head.
 struct AlibiTraits {
   bool exists = false;
@@ -138,7 +148,12 @@ struct MixtureTraits {
   bool has_sigmoid_scores = false;
   std::string_view correction = {};  // the tensor under the module that corrects scores
   std::string_view groups_key = {}, groups_per_token_key = {};
+  int64_t default_groups = 1, default_groups_per_token = 1;  // of a file without those keys
+  int num_group_scores = 2;                                  // of the largest in a group, whose sum is the group's
+  std::string_view group_method_key =
+      {};                            // there are groups where its value is group_limited_greedy, none where greedy
   std::string_view factor_key = {};  // of the weights
+  double default_factor = 1.0;
   SharedExpertTraits shared = {};
   bool has_biases = false;          // of the router and of experts
   bool are_stacked = false;         // files hold all experts of a block in stacks of their own (expert_stacks.h)
@@ -180,6 +195,7 @@ struct DecoderFamily {
   bool has_ropes_by_layer_type = false;  // rope_parameters has two sets; without a key for theta of the sliding layers
   RotationTraits rotation = {};
   AlibiTraits alibi = {};
+  LatentTraits latent = {};
   WindowTraits windows = {};
   std::string_view sinks = {};              // a tensor under the attention's module: of the scores' softmax; "": none
   bool scales_embedding = false;            // by sqrt(D)

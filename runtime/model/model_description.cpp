@@ -137,7 +137,21 @@ void read_sizes(const ConfigSection& config, const DecoderFamily& family, ModelD
   if (model.num_heads % model.num_kv_heads != 0) {
     config.fail("num_key_value_heads", "a divisor of num_attention_heads (" + std::to_string(model.num_heads) + ")");
   }
-  if (config.has("head_dim") || family.needs_head_size) {
+  if (family.latent.exists) {
+    const int64_t rotated = config.integer("qk_rope_head_dim", 2, kMaxHeadSize);
+    const int64_t others = config.integer("qk_nope_head_dim", 2, kMaxHeadSize);
+    if (rotated % 2 != 0) config.fail("qk_rope_head_dim", "an even number, since rotary embeddings turn pairs");
+    if (others % 2 != 0) config.fail("qk_nope_head_dim", "an even number (pare computes nothing else)");
+    model.head_size = rotated + others;
+    model.value_size = config.integer("v_head_dim", 1, kMaxHeadSize);
+    if (model.value_size > model.head_size) {
+      config.fail("v_head_dim",
+                  "at most qk_nope_head_dim + qk_rope_head_dim (" + std::to_string(model.head_size) + ")");
+    }
+    if (model.num_kv_heads != model.num_heads) {
+      config.fail("num_key_value_heads", "as many as num_attention_heads (" + std::to_string(model.num_heads) + ")");
+    }
+  } else if (config.has("head_dim") || family.needs_head_size) {
     model.head_size = config.integer("head_dim", 2, kMaxHeadSize);
   } else {
     if (model.hidden_size % model.num_heads != 0) {
@@ -146,6 +160,7 @@ void read_sizes(const ConfigSection& config, const DecoderFamily& family, ModelD
     }
     model.head_size = model.hidden_size / model.num_heads;
   }
+  if (!family.latent.exists) model.value_size = model.head_size;
   if (model.head_size % 2 != 0 || model.head_size > kMaxHeadSize) {
     config.fail(config.has("head_dim") ? "head_dim" : keys.heads,
                 "an even head size of at most " + std::to_string(kMaxHeadSize) + " (it is " +
@@ -209,8 +224,9 @@ void read_factors(const ConfigSection& config, const DecoderFamily& family, Mode
   const double score_divisor = family.score_divisor_key.empty()
                                    ? static_cast<double>(model.head_size)
                                    : config.number(family.score_divisor_key, 0.0, kMaxFactor);
+  const double temperature = family.latent.exists ? latent_temperature(config) : 1.0;
   model.attention_scale =
-      static_cast<float>(keys.scores.empty() ? 1.0 / std::sqrt(score_divisor) : factor(keys.scores));
+      static_cast<float>(temperature * (keys.scores.empty() ? 1.0 / std::sqrt(score_divisor) : factor(keys.scores)));
   model.embedding_scale = static_cast<float>(factor(keys.embedding));
   if (family.scales_embedding) {
     model.embedding_scale =
@@ -298,13 +314,20 @@ std::vector<bool> mixture_blocks(const ConfigSection& config, const MixtureTrait
 void read_groups(const ConfigSection& config, const MixtureTraits& traits, int64_t num_experts,
                  RoutingDescription& routing) {
   if (traits.groups_key.empty()) return;
-  routing.num_groups = config.integer_or(traits.groups_key, 1, 1, kMaxExpertGroups);
+  if (!traits.group_method_key.empty()) {
+    const std::string method = config.string_or(traits.group_method_key, "greedy");
+    if (method == "greedy") return;
+    if (method != "group_limited_greedy") config.fail(traits.group_method_key, "greedy or group_limited_greedy");
+  }
+  routing.num_group_scores = traits.num_group_scores;
+  routing.num_groups = config.integer_or(traits.groups_key, traits.default_groups, 1, kMaxExpertGroups);
   if (routing.num_groups == 1) return;
   if (num_experts % routing.num_groups != 0 || num_experts / routing.num_groups < 2) {
     config.fail(traits.groups_key, "groups of two experts or more, all of one size, of the " +
                                        std::to_string(num_experts) + " that there are");
   }
-  routing.groups_per_token = config.integer_or(traits.groups_per_token_key, 1, 1, routing.num_groups);
+  routing.groups_per_token =
+      config.integer_or(traits.groups_per_token_key, traits.default_groups_per_token, 1, routing.num_groups);
   if (routing.groups_per_token * (num_experts / routing.num_groups) < routing.experts_per_token) {
     config.fail(traits.groups_per_token_key, "groups that hold a token's " + std::to_string(routing.experts_per_token) +
                                                  " experts (" + std::string(traits.per_token_key) + ")");
@@ -336,7 +359,8 @@ std::optional<MixtureOptions> describe_mixtures(const ConfigSection& config, con
   routing.scores = traits.has_sigmoid_scores ? RouterScores::sigmoid : RouterScores::softmax;
   routing.smallest_sum =
       static_cast<float>(config.number_or(traits.smallest_sum_key, traits.default_smallest_sum, 0.0, 1.0));
-  routing.weight_factor = static_cast<float>(config.number_or(traits.factor_key, 1.0, 0.0, kMaxFactor));
+  routing.weight_factor =
+      static_cast<float>(config.number_or(traits.factor_key, traits.default_factor, 0.0, kMaxFactor));
   read_groups(config, traits, mixture.num_experts, routing);
   mixture.shared_size = shared_size(config, traits, mixture.feed_forward_size);
   if (mixture.shared_size > 0) {
@@ -385,8 +409,43 @@ std::vector<int32_t> rows_by_head(int64_t num_heads, int64_t head_size) {
   return rows;
 }
 
+// Latent attention as all blocks have it; modules and norms without their names.
+std::optional<LatentAttention> describe_latents(const ConfigSection& config, const DecoderFamily& family,
+                                                const Biases& biases, const ModelDescription& model) {
+  if (!family.latent.exists) return std::nullopt;
+  LatentAttention latent;
+  const auto epsilon = static_cast<float>(family.latent.epsilon);
+  latent.num_rotated = config.integer("qk_rope_head_dim", 2, kMaxHeadSize);
+  if (config.has("q_lora_rank")) {
+    const int64_t size = config.integer("q_lora_rank", 1, kMaxWidth);
+    latent.q_a = LinearDescription{"", size, model.hidden_size, biases.qkv};
+    latent.q_norm = {.name = "", .width = size, .epsilon = epsilon};
+  }
+  const int64_t size = config.integer("kv_lora_rank", 1, kMaxWidth);
+  latent.kv_a = {"", size + latent.num_rotated, model.hidden_size, biases.qkv};
+  latent.kv_norm = {.name = "", .width = size, .epsilon = epsilon};
+  latent.kv_b = {"", model.num_heads * (model.head_size - latent.num_rotated + model.value_size), size, false};
+  return latent;
+}
+
+void name_latents(const LatentTraits& names, const std::string& attention, BlockDescription& block) {
+  LatentAttention& latent = *block.latent;
+  const auto named = [&](std::string_view name) { return attention + std::string(name); };
+  block.k = block.v = {};
+  block.q.has_bias = false;
+  if (latent.q_a) {
+    block.q = {named(names.q_b), block.q.num_out, latent.q_a->num_out, false};
+    latent.q_a->name = named(names.q_a);
+    latent.q_norm.name = named(names.q_norm);
+  }
+  latent.kv_a.name = named(names.kv_a);
+  latent.kv_b.name = named(names.kv_b);
+  latent.kv_norm.name = named(names.kv_norm);
+}
+
 BlockDescription describe_block(const ModelDescription& model, const DecoderFamily& family, const Biases& biases,
-                                bool has_head_norms, const MakeNorm& make_norm, bool is_parallel, int64_t index) {
+                                bool has_head_norms, const MakeNorm& make_norm, bool is_parallel,
+                                const std::optional<LatentAttention>& latent, int64_t index) {
   const DecoderModules& names = family.modules;
   BlockDescription block;
   block.name = model.base + std::string(names.blocks) + std::to_string(index);
@@ -406,7 +465,11 @@ BlockDescription describe_block(const ModelDescription& model, const DecoderFami
   block.q = {attention + std::string(names.q), q_width, width, biases.qkv};
   block.k = {attention + std::string(names.k), kv_width, width, biases.qkv};
   block.v = {attention + std::string(names.v), kv_width, width, biases.qkv};
-  block.o = {attention + std::string(names.o), width, q_width, biases.output};
+  block.o = {attention + std::string(names.o), width, model.num_heads * model.value_size, biases.output};
+  if (latent) {
+    block.latent = *latent;
+    name_latents(family.latent, attention, block);
+  }
   if (const auto name = family.stacks.qkv; !name.empty()) {
     block.qkv = {attention + std::string(name), q_width + 2 * kv_width, width, biases.qkv};
     if (family.stacks.alternates_by_head) block.qkv_rows = rows_by_head(model.num_heads, model.head_size);
@@ -428,6 +491,14 @@ BlockDescription describe_block(const ModelDescription& model, const DecoderFami
     block.experts.front().gate_up = {feed_forward + std::string(name), 2 * inner, width, biases.feed_forward};
   }
   return block;
+}
+
+RopePair describe_rotations(const ConfigSection& config, const DecoderFamily& family, const ModelDescription& model) {
+  if (!family.latent.exists) return describe_ropes(config, family, model.head_size, model.context_length);
+  const int64_t num_rotated = config.integer("qk_rope_head_dim", 2, kMaxHeadSize);
+  const RopePair ropes = describe_ropes(config, family, num_rotated, model.context_length);
+  return {in_last_channels(ropes.global, num_rotated, model.head_size),
+          in_last_channels(ropes.local, num_rotated, model.head_size)};
 }
 
 }  // namespace
@@ -500,10 +571,11 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
   const int64_t num_blocks = config.integer(family.sizes.blocks, 1, kMaxBlocks);
   const std::vector<int64_t> windows = sliding_windows(config, family, num_blocks);
   const std::optional<MixtureOptions> mixtures = describe_mixtures(config, family, num_blocks);
-  const RopePair ropes = describe_ropes(config, family, model.head_size, model.context_length);
+  const RopePair ropes = describe_rotations(config, family, model);
+  const std::optional<LatentAttention> latent = describe_latents(config, family, biases, model);
   const std::vector<bool> is_rotated = rotated_blocks(config, family.rotation, windows);
   for (int64_t b = 0; b < num_blocks; ++b) {
-    BlockDescription block = describe_block(model, family, biases, has_head_norms, make_norm, is_parallel, b);
+    BlockDescription block = describe_block(model, family, biases, has_head_norms, make_norm, is_parallel, latent, b);
     if (mixtures && mixtures->is_mixture[static_cast<size_t>(b)]) set_mixture(*mixtures, model.hidden_size, block);
     block.sliding_window = windows[static_cast<size_t>(b)];
     block.rope = block.sliding_window > 0 ? ropes.local : ropes.global;
@@ -524,6 +596,7 @@ bool ModelDescription::has_mixture() const {
 }
 
 std::vector<LinearDescription> BlockDescription::attention_readers() const {
+  if (latent) return {latent->q_a ? *latent->q_a : q, latent->kv_a};
   return qkv ? std::vector{*qkv} : std::vector{q, k, v};
 }
 
@@ -547,6 +620,8 @@ std::vector<LinearDescription> FeedForwardDescription::readers() const {
 
 std::vector<LinearDescription> block_linears(const BlockDescription& block) {
   std::vector<LinearDescription> linears = block.attention_readers();
+  if (block.latent && block.latent->q_a) linears.push_back(block.q);
+  if (block.latent) linears.push_back(block.latent->kv_b);
   linears.push_back(block.o);
   for (const LinearDescription& router : block.routers()) linears.push_back(router);
   for (const FeedForwardDescription& expert : block.experts) {
@@ -570,6 +645,8 @@ std::vector<NormDescription> all_norms(const ModelDescription& model) {
   if (model.embedding_norm.exists()) norms.push_back(model.embedding_norm);
   for (const BlockDescription& block : model.blocks) {
     if (block.attention_norm.exists()) norms.push_back(block.attention_norm);
+    if (block.latent && block.latent->q_norm.exists()) norms.push_back(block.latent->q_norm);
+    if (block.latent) norms.push_back(block.latent->kv_norm);
     const bool is_shared = block.feed_forward_norm == block.attention_norm;
     if (block.feed_forward_norm.exists() && !is_shared) norms.push_back(block.feed_forward_norm);
     for (const auto* norm : {&block.q_norm, &block.k_norm, &block.post_attention_norm, &block.post_feed_forward_norm}) {

@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "runtime/format/dtype.h"
-#include "runtime/model/clamped_swiglu.h"
 
 namespace pare::runtime {
 
 // clamped_swiglu has a gate, and is no function of it alone: with g = min(gate, limit) and u = up clamped to the limit
 // on both sides it makes (u + 1) g sigmoid(slope g) (transformers' GptOssExperts). The others make act(gate) * up.
 enum class Activation { silu, gelu, gelu_tanh, relu, clamped_swiglu };
+inline constexpr float kSwigluLimit = 7.0f, kSwigluSlope = 1.702f;
 
 // y = x W^T + b. `name` is the module's. Its tensors are name + ".weight", ".bias" or a quantized container's.
 struct LinearDescription {
@@ -56,6 +56,22 @@ struct RopeDescription {
   bool operator==(const RopeDescription&) const = default;
 };
 
+// Latent attention, with C the size of a latent. A head of q and k has K channels, of which the last num_rotated are
+// rotated; all heads of k share those. A head of v has value_size channels of its own.
+//
+//   query latent      [C_q] = q_norm(q_a(x))         q = q(query latent), or q(x) without q_a
+//   key-value latent  [C_kv] = kv_norm(kv_a(x)[:C_kv])
+//   k of head h       kv_b(key-value latent)[h][:K - num_rotated], then kv_a(x)[C_kv:]
+//   v of head h       kv_b(key-value latent)[h][K - num_rotated:]
+struct LatentAttention {
+  std::optional<LinearDescription> q_a;  // without it q reads what kv_a reads
+  NormDescription q_norm;                // without a name where there is no q_a
+  LinearDescription kv_a, kv_b;
+  NormDescription kv_norm;
+  int64_t num_rotated = 0;
+  int64_t latent_size() const { return kv_b.num_in; }
+};
+
 // One feed-forward network: down(activation(gate(x)) * up(x)), or down(activation(up(x))) where gate has no name.
 struct FeedForwardDescription {
   LinearDescription gate, up, down;
@@ -82,8 +98,9 @@ struct RoutingDescription {
   float smallest_sum = 0.0f;   // at least this divides them
   float weight_factor = 1.0f;  // of routed experts, after that
   // Routed experts form groups of one size, and a token goes to experts of the best groups alone. A group is as good
-  // as the sum of the two largest corrected scores in it.
+  // as the sum of the num_group_scores largest corrected scores in it, one or two.
   int64_t num_groups = 1, groups_per_token = 1;
+  int num_group_scores = 2;
   bool has_shared = false, weighs_shared = false;
 
   int64_t num_shared() const { return has_shared ? 1 : 0; }
@@ -104,7 +121,8 @@ struct VectorDescription {
 struct BlockDescription {
   std::string name;                // "model.layers.3"
   NormDescription attention_norm;  // without a name: there is none, and q, k and v read the hidden state (olmo2)
-  LinearDescription q, k, v, o;
+  LinearDescription q, k, v, o;    // with latents there are no k and v
+  std::optional<LatentAttention> latent;
   std::optional<LinearDescription> qkv;  // what the file holds instead of q, k and v: their rows together
   // Where the stack's rows lie in another order: row i of q, k and v together is row qkv_rows[i] of it.
   std::vector<int32_t> qkv_rows;
@@ -143,6 +161,7 @@ struct ModelDescription {
   int64_t num_heads = 0;           // H
   int64_t num_kv_heads = 0;
   int64_t head_size = 0;        // K
+  int64_t value_size = 0;       // of a head of v: K, or less with latents
   int64_t vocabulary_size = 0;  // V
   int64_t context_length = 0;
   Activation activation = Activation::silu;

@@ -154,17 +154,19 @@ RopeDescription describe_rope(const ConfigSection& rope, const ConfigSection& co
 
 RopePair describe_ropes(const ConfigSection& config, const DecoderFamily& family, int64_t head_size,
                         int64_t context_length) {
+  RotationTraits traits = family.rotation;
+  traits.turns_neighbours = config.boolean_or(family.latent.neighbours_key, traits.turns_neighbours);
   const Json empty_object = Json::object();
   const ConfigSection nothing(empty_object, config.where());
   const std::optional<ConfigSection> parameters = config.section("rope_parameters");
   const std::optional<ConfigSection> scaling = config.section("rope_scaling");
   const bool is_nested = parameters && (parameters->has("full_attention") || parameters->has("sliding_attention"));
-  const std::string_view otherwise = family.rotation.default_parameters;
+  const std::string_view otherwise = traits.default_parameters;
   const Json default_parameters =
       otherwise.empty() ? Json::object() : parse_json(std::string(otherwise), "the defaults of rope_parameters");
   const ConfigSection defaults(default_parameters, config.where());
-  if (!family.rotation.exists) return {no_rotation(head_size), no_rotation(head_size)};
-  const double older = config.number_or(family.rotation.older_theta_key, family.default_rope_theta, 1.0, kMaxRopeTheta);
+  if (!traits.exists) return {no_rotation(head_size), no_rotation(head_size)};
+  const double older = config.number_or(traits.older_theta_key, family.default_rope_theta, 1.0, kMaxRopeTheta);
   const double theta = config.number_or("rope_theta", older, 1.0, kMaxRopeTheta);
 
   if (family.local_rope_key.empty() && !family.has_ropes_by_layer_type) {
@@ -175,7 +177,7 @@ RopePair describe_ropes(const ConfigSection& config, const DecoderFamily& family
     }
     const bool use_scaling = scaling && !scaling->is_empty();
     const ConfigSection& rope = use_scaling ? *scaling : parameters ? *parameters : defaults;
-    const RopeDescription global = describe_rope(rope, config, family.rotation, theta, head_size, context_length);
+    const RopeDescription global = describe_rope(rope, config, traits, theta, head_size, context_length);
     return {global, global};
   }
 
@@ -195,8 +197,40 @@ RopePair describe_ropes(const ConfigSection& config, const DecoderFamily& family
     global.update(*config.find("rope_scaling"));
   }
   const ConfigSection global_rope(global, config.where(), scaling ? "rope_scaling." : "rope_parameters.");
-  return {describe_rope(global_rope, config, family.rotation, theta, head_size, context_length),
-          describe_rope(sliding ? *sliding : nothing, config, family.rotation, local_theta, head_size, context_length)};
+  return {describe_rope(global_rope, config, traits, theta, head_size, context_length),
+          describe_rope(sliding ? *sliding : nothing, config, traits, local_theta, head_size, context_length)};
+}
+
+RopeDescription in_last_channels(const RopeDescription& rope, int64_t num_channels, int64_t head_size) {
+  RopeDescription placed = rope;
+  const int64_t first = head_size - num_channels, half = head_size / 2, num_pairs = num_channels / 2;
+  const auto channel = [&](int64_t i) {
+    return rope.channels_K.empty() ? i : static_cast<int64_t>(rope.channels_K[static_cast<size_t>(i)]);
+  };
+  placed.channels_K.resize(static_cast<size_t>(head_size));
+  for (int64_t j = 0; j < half; ++j) {
+    const bool turns = j < num_pairs;
+    const int64_t other = 2 * (j - num_pairs);  // what is not rotated may be paired at will
+    placed.channels_K[static_cast<size_t>(j)] = static_cast<int32_t>(turns ? first + channel(j) : other);
+    placed.channels_K[static_cast<size_t>(half + j)] =
+        static_cast<int32_t>(turns ? first + channel(num_pairs + j) : other + 1);
+  }
+  placed.inverse_frequencies.resize(static_cast<size_t>(half), 0.0f);
+  if (!placed.long_inverse_frequencies.empty()) placed.long_inverse_frequencies.resize(static_cast<size_t>(half), 0.0f);
+  return placed;
+}
+
+double latent_temperature(const ConfigSection& config) {
+  const std::optional<ConfigSection> scaling = config.section("rope_scaling");
+  const std::optional<ConfigSection> parameters = config.section("rope_parameters");
+  const ConfigSection* const rope = scaling && !scaling->is_empty() ? &*scaling : parameters ? &*parameters : nullptr;
+  if (rope == nullptr || rope->string_or(rope->has("rope_type") ? "rope_type" : "type", "default") == "default")
+    return 1.0;
+  const Json* const weight = rope->find("mscale_all_dim");
+  if (weight == nullptr || (weight->is_number() && weight->get<double>() == 0.0)) return 1.0;
+  const double root = yarn_temperature(rope->number("factor", 0.0, kMaxRopeFactor),
+                                       rope->number("mscale_all_dim", 0.0, kMaxRopeFactor));
+  return root * root;
 }
 
 std::vector<bool> rotated_blocks(const ConfigSection& config, const RotationTraits& traits,

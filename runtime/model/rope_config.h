@@ -25,4 +25,12 @@ RopePair describe_ropes(const ConfigSection& config, const DecoderFamily& family
 std::vector<bool> rotated_blocks(const ConfigSection& config, const RotationTraits& traits,
                                  const std::vector<int64_t>& windows);
 
+// Returns the rotation of heads of num_channels as that of the last channels of wider heads, whose others are not
+// rotated. Both sizes are even.
+RopeDescription in_last_channels(const RopeDescription& rope, int64_t num_channels, int64_t head_size);
+
+// Returns the factor of attention's scores that a scaling with mscale_all_dim brings to latent attention (transformers'
+// yarn_apply_mscale); 1 without.
+double latent_temperature(const ConfigSection& config);
+
 }  // namespace pare::runtime

@@ -17,8 +17,14 @@ const FeedForwardDescription& feed_forward_of(const BlockDescription& block, Sta
 }  // namespace
 
 std::vector<Stage> block_stages(const BlockDescription& block) {
-  if (!block.is_mixture()) return {kStages.begin(), kStages.end()};
-  std::vector<Stage> stages = {Stage::attention_input, Stage::attention_output};
+  std::vector<Stage> stages = {Stage::attention_input};
+  if (block.latent && block.latent->q_a) stages.emplace_back(Stage::query_latent);
+  if (block.latent) stages.emplace_back(Stage::key_value_latent);
+  stages.emplace_back(Stage::attention_output);
+  if (!block.is_mixture()) {
+    stages.insert(stages.end(), {Stage::feed_forward_input, Stage::feed_forward_output});
+    return stages;
+  }
   for (int64_t e = 0; e < static_cast<int64_t>(block.experts.size()); ++e) {
     stages.insert(stages.end(), {{Stage::feed_forward_input, e}, {Stage::feed_forward_output, e}});
   }
@@ -26,7 +32,8 @@ std::vector<Stage> block_stages(const BlockDescription& block) {
 }
 
 std::string stage_name(Stage stage) {
-  constexpr std::array kNames = {"attention input", "attention output", "feed-forward input", "feed-forward output"};
+  constexpr std::array kNames = {"attention input",     "attention output", "feed-forward input",
+                                 "feed-forward output", "query latent",     "key-value latent"};
   return kNames.at(stage.kind) + (stage.expert == Stage::kNoExpert ? "" : " of expert " + std::to_string(stage.expert));
 }
 
@@ -54,10 +61,16 @@ std::vector<LinearDescription> stage_layers(const BlockDescription& block, Stage
       return {block.o};
     case Stage::feed_forward_input:
       return feed_forward_of(block, stage).readers();
+    case Stage::query_latent:
+      if (block.latent && block.latent->q_a) return {block.q};
+      break;
+    case Stage::key_value_latent:
+      if (block.latent) return {block.latent->kv_b};
+      break;
     case Stage::feed_forward_output:
       return {feed_forward_of(block, stage).down};
   }
-  throw std::invalid_argument("no such stage");
+  throw std::invalid_argument(block.name + ": it has no " + stage_name(stage));
 }
 
 std::vector<LinearDescription> stage_layers(const EncoderBlockDescription& block, Stage stage) {
@@ -70,8 +83,30 @@ std::vector<LinearDescription> stage_layers(const EncoderBlockDescription& block
       return {block.up};
     case Stage::feed_forward_output:
       return {block.down};
+    case Stage::query_latent:
+    case Stage::key_value_latent:
+      break;
   }
   throw std::invalid_argument("no such stage");
+}
+
+const NormDescription& stage_norm(const BlockDescription& block, Stage stage) {
+  switch (stage.kind) {
+    case Stage::attention_input:
+      return block.attention_norm;
+    case Stage::feed_forward_input:
+      return block.feed_forward_norm;
+    case Stage::query_latent:
+      if (block.latent) return block.latent->q_norm;
+      break;
+    case Stage::key_value_latent:
+      if (block.latent) return block.latent->kv_norm;
+      break;
+    case Stage::attention_output:
+    case Stage::feed_forward_output:
+      break;
+  }
+  throw std::invalid_argument(block.name + ": no norm stands before the " + stage_name(stage) + " alone");
 }
 
 bool folds_into_linear(Stage stage) {

@@ -98,6 +98,34 @@ TEST_F(CudaRows, NormColumnsEqualsTheReference) {
   }
 }
 
+// Nothing is computed, so that every bit is the reference's.
+TEST_F(CudaRows, ColumnsAndLatentsGoWhereTheReferencePutsThem) {
+  const int64_t num_rows = 5, row_width = 300;
+  for (const ColumnParts& columns : {ColumnParts{5, 281, 281, 1}, ColumnParts{0, 7, 9, 33}, ColumnParts{2, 1, 1, 3}}) {
+    const auto [expected, found] = on_both([&](Backend& backend) {
+      const Buffer<float> x = sent(backend, random_values(num_rows * row_width, 1));
+      const Buffer<float> y = backend.allocate(num_rows * columns.num_columns());
+      LinearInput out(y.get());
+      backend.take_columns(x.get(), row_width, columns, num_rows, out);
+      return received(backend, y);
+    });
+    EXPECT_EQ(expected, found);
+  }
+  const LatentShape shape = {.num_heads = 3, .head_size = 10, .value_size = 7, .num_rotated = 4};
+  const auto [expected, found] = on_both([&](Backend& backend) {
+    const Buffer<float> q = sent(backend, random_values(num_rows * 33, 2));
+    const Buffer<float> kv = sent(backend, random_values(num_rows * 39, 3));
+    const Buffer<float> x = sent(backend, random_values(num_rows * row_width, 4));
+    const Buffer<int32_t> channels_K = sent<int32_t>(backend, {6, 8, 0, 1, 2, 7, 9, 3, 4, 5});
+    const Buffer<float> qkv = sent(backend, std::vector<float>(static_cast<size_t>(num_rows * 90), 7.0f));
+    backend.join_latents(
+        {.q_RHK = q.get(), .q_stride = 33, .kv_RHC = kv.get(), .rotated_RJ = x.get() + 50, .rotated_stride = row_width},
+        shape, channels_K.get(), num_rows, qkv.get());
+    return received(backend, qkv);
+  });
+  EXPECT_EQ(expected, found);
+}
+
 TEST_F(CudaRows, AddLayerNormEqualsTheReference) {
   for (const int64_t width : kWidths) {
     const auto [expected, found] = on_both([&](Backend& backend) {

@@ -37,6 +37,9 @@ SMALL = {**BASE, "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "
 NO_HEAD_SIZE = {k: v for k, v in SMALL.items() if k != "head_dim"}
 NO_GROUPS = {k: v for k, v in NO_HEAD_SIZE.items() if k not in ("num_key_value_heads", "rms_norm_eps")}
 
+# Heads of latent attention have sizes of their own.
+LATENTS = {**NO_HEAD_SIZE, "num_key_value_heads": 4, "num_hidden_layers": 3}
+
 
 def rope(theta, **more):
     return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **more}}
@@ -99,6 +102,37 @@ FAMILIES = {
     "ernie4_5_moe_fused": dict(model_type="ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=16,
                                moe_num_shared_experts=0, moe_layer_interval=2, tie_word_embeddings=True,
                                **rope(500000.0), **NO_HEAD_SIZE),
+    # Latents of queries, and of keys and values, which are narrower than keys. A group's best expert stands for it.
+    "deepseek_v2_moe_groups": dict(model_type="deepseek_v2", q_lora_rank=24, kv_lora_rank=20, qk_nope_head_dim=8,
+                                   qk_rope_head_dim=6, v_head_dim=10, n_routed_experts=8, num_experts_per_tok=3,
+                                   moe_intermediate_size=16, n_shared_experts=2, n_group=4, topk_group=2,
+                                   topk_method="group_limited_greedy", routed_scaling_factor=1.5,
+                                   first_k_dense_replace=1, norm_topk_prob=False, tie_word_embeddings=False,
+                                   **rope(10000.0, rope_type="yarn", factor=4.0, beta_fast=32, beta_slow=1,
+                                          mscale=0.707, mscale_all_dim=0.5, original_max_position_embeddings=32),
+                                   **LATENTS),
+    # Queries without a latent, and no groups.
+    "deepseek_v2_moe_lite_bf16": dict(model_type="deepseek_v2", q_lora_rank=None, kv_lora_rank=48, qk_nope_head_dim=8,
+                                      qk_rope_head_dim=4, v_head_dim=8, n_routed_experts=6, num_experts_per_tok=2,
+                                      moe_intermediate_size=16, n_shared_experts=1, topk_method="greedy",
+                                      first_k_dense_replace=1, norm_topk_prob=False, tie_word_embeddings=True,
+                                      **rope(10000.0), **{**LATENTS, "num_hidden_layers": 2}),
+    # Sigmoid scores, corrections, groups by their two best; biases, and temperatures of scores.
+    "deepseek_v3_moe_groups": dict(model_type="deepseek_v3", q_lora_rank=16, kv_lora_rank=12, qk_nope_head_dim=10,
+                                   qk_rope_head_dim=8, v_head_dim=12, n_routed_experts=8, num_experts_per_tok=3,
+                                   moe_intermediate_size=16, n_shared_experts=1, n_group=4, topk_group=2,
+                                   routed_scaling_factor=2.5, first_k_dense_replace=1, norm_topk_prob=True,
+                                   attention_bias=True, num_nextn_predict_layers=0, tie_word_embeddings=False,
+                                   **rope(10000.0, rope_type="yarn", factor=40.0, beta_fast=32, beta_slow=1,
+                                          mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=16),
+                                   **LATENTS),
+    # Halves are rotated, and the only block is dense.
+    "deepseek_v3_dense_halves": dict(model_type="deepseek_v3", q_lora_rank=40, kv_lora_rank=36, qk_nope_head_dim=8,
+                                     qk_rope_head_dim=8, v_head_dim=16, n_routed_experts=8, num_experts_per_tok=3,
+                                     moe_intermediate_size=16, n_shared_experts=1, n_group=4, topk_group=2,
+                                     first_k_dense_replace=2, rope_interleave=False, num_nextn_predict_layers=0,
+                                     tie_word_embeddings=True, **rope(10000.0),
+                                     **{**LATENTS, "num_hidden_layers": 2}),
     # Sinks, gates beyond their clamps, every other layer slides. Experts stand in stacks, as transformers holds them.
     "gpt_oss_moe_stacks": dict(model_type="gpt_oss", num_local_experts=4, num_experts_per_tok=2, sliding_window=9,
                                tie_word_embeddings=False,
@@ -194,13 +228,15 @@ FAMILIES = {
 STORED_DTYPE = {"llama_sharded_fp16": torch.float16, "qwen3_norms_bf16": torch.bfloat16,
                 "qwen3_moe_dense_block_bf16": torch.bfloat16, "qwen2_moe_shared_bf16": torch.bfloat16,
                 "dots1_moe_windows_bf16": torch.bfloat16, "gpt_oss_moe_mxfp4_bf16": torch.bfloat16,
+                "deepseek_v2_moe_lite_bf16": torch.bfloat16,
                 "phi3_longrope_short_bf16": torch.bfloat16, "gpt_neox_sequential_bf16": torch.bfloat16,
                 "mpt_distances_bf16": torch.bfloat16}
 # The others: their place. Those of mixtures keep tokens away from ties between experts.
 SEED = {"mixtral_experts": 100, "qwen3_moe_dense_block_bf16": 101, "qwen3_moe_fused": 102, "olmoe_experts": 103,
         "qwen2_moe_shared_bf16": 117, "qwen2_moe_fused": 122, "glm4_moe_groups": 155,
         "dots1_moe_windows_bf16": 107, "ernie4_5_moe_range": 164, "ernie4_5_moe_fused": 109,
-        "gpt_oss_moe_stacks": 200, "gpt_oss_moe_mxfp4_bf16": 210,
+        "deepseek_v2_moe_groups": 202, "deepseek_v2_moe_lite_bf16": 203, "deepseek_v3_moe_groups": 204,
+        "deepseek_v3_dense_halves": 205, "gpt_oss_moe_stacks": 200, "gpt_oss_moe_mxfp4_bf16": 210,
         "starcoder2_plain_network": 22, "cohere_parallel": 23, "cohere2_parallel_windows": 24,
         "opt_learned_positions": 25, "gpt_neox_parallel": 26, "gpt_neox_sequential_bf16": 27, "gpt2_transposed": 28,
         "bloom_distances": 29, "mpt_distances_bf16": 30}

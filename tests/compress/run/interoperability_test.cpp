@@ -113,6 +113,8 @@ TEST_F(Interoperability, TransformersReadsTheWeightsThatWeStored) {
       {"gpt2_transposed", "sparsegpt: {pattern: \"2:4\"}"},
       {"bloom_distances", "awq: {}\n  - gptq: {bits: 4, group_size: -1}"},
       {"mpt_distances_bf16", "sparsegpt: {pattern: \"2:4\"}"},
+      {"deepseek_v3_dense_halves", "awq: {}\n  - gptq: {bits: 4, group_size: -1}"},
+      {"deepseek_v2_moe_groups", "sparsegpt: {pattern: \"2:4\"}"},
       {"gpt_oss_moe_stacks", "sparsegpt: {pattern: \"2:4\"}"},
       {"gpt_oss_moe_mxfp4_bf16", "wanda: {pattern: \"2:4\"}"},
       {"gpt_oss_moe_stacks", "gptq: {bits: 4, group_size: -1}\n    layers: {exclude: [\"*.experts.*\"]}"},
@@ -149,6 +151,8 @@ TEST_F(Interoperability, TransformersReadsTheExpertsThatWeStored) {
       {"mixtral_experts", "gptq: {bits: 4, group_size: 32}"},
       {"qwen2_moe_shared_bf16", "gptq: {bits: 8, group_size: -1}"},
       {"glm4_moe_groups", "gptq: {bits: 4, group_size: -1}"},
+      {"deepseek_v2_moe_lite_bf16", "gptq: {bits: 8, group_size: -1}"},
+      {"deepseek_v3_moe_groups", "gptq: {bits: 4, group_size: -1}"},
       {"qwen3_moe_dense_block_bf16",
        "awq: {}\n    layers: {exclude: [\"*.experts.*.gate_proj\"]}\n  - gptq: {bits: 8, group_size: -1}"}};
   for (const auto& [name, pass] : cases) {

@@ -126,11 +126,11 @@ TEST_P(Family, BlocksTakeTheMemoryThatIsSaid) {
       int64_t most = 0;
       for (int64_t index = 0; index < static_cast<int64_t>(model.blocks.size()); ++index) {
         DecoderBlock block(checkpoint, index, num_tokens);
-        std::map<size_t, at::Tensor> inputs;  // of output stages, which the caller keeps
+        std::map<std::string, at::Tensor> inputs;  // of output stages, which the caller keeps
         for (const Stage stage : block.stages()) {
           if (rounds) block.set_input_format(stage, {.type = InputType::int8});
           const int64_t width = stage_width(block.description(), stage);
-          inputs[static_cast<size_t>(stage)] = at::empty({num_tokens, width}, at::kFloat);
+          inputs[stage_name(stage)] = at::empty({num_tokens, width}, at::kFloat);
         }
         const at::Tensor start_TD = at::rand({num_tokens, model.hidden_size});
         at::Tensor hidden_TD = start_TD.clone();
@@ -143,9 +143,11 @@ TEST_P(Family, BlocksTakeTheMemoryThatIsSaid) {
         const CountedMemory memory;
         for (const Stage stage : block.stages()) {
           const BlockFunctions functions = block.functions();
-          at::Tensor& x_TI = inputs[static_cast<size_t>(stage)];
+          at::Tensor& x_TI = inputs[stage_name(stage)];
           if (stage.kind == Stage::attention_output) {
             x_TI.copy_(functions.attention(hidden_TD));
+          } else if (stage.kind == Stage::query_latent || stage.kind == Stage::key_value_latent) {
+            functions.latent(stage, hidden_TD).write(x_TI);
           } else {
             const bool is_attention = stage.kind == Stage::attention_input;
             const StageInput x =
@@ -198,6 +200,28 @@ TEST(DecoderBlock, WeightsCanBeReplaced) {
   const std::vector<float> v = dense(checkpoint, checkpoint.description().blocks[1].v);
   EXPECT_TRUE(std::equal(v.begin(), v.end(), block.weight(Stage::attention_input, 2).const_data_ptr<float>()));
   EXPECT_THROW(block.set_weight(Stage::attention_input, 0, twos), std::invalid_argument);
+}
+
+TEST(DecoderBlock, LatentsAreStagesBetweenTheBlocksNormAndItsAttention) {
+  const Checkpoint checkpoint = Checkpoint::open(kFamilies / "deepseek_v3_dense_halves");
+  const BlockDescription& block = checkpoint.description().blocks[1];
+  const auto layers = [&](Stage stage) {
+    std::string names;
+    for (const LinearDescription& linear : stage_layers(block, stage)) {
+      names += linear.name.substr(linear.name.rfind('.') + 1) + " ";
+    }
+    return stage_name(stage) + ": " + names;
+  };
+  std::vector<std::string> found;
+  for (const Stage stage : block_stages(block)) found.push_back(layers(stage));
+  EXPECT_EQ(found,
+            (std::vector<std::string>{"attention input: q_a_proj kv_a_proj_with_mqa ", "query latent: q_b_proj ",
+                                      "key-value latent: kv_b_proj ", "attention output: o_proj ",
+                                      "feed-forward input: gate_proj up_proj ", "feed-forward output: down_proj "}));
+  EXPECT_EQ(stage_norm(block, Stage::query_latent).name, "model.layers.1.self_attn.q_a_layernorm");
+  EXPECT_THROW(stage_norm(block, Stage::attention_output), std::invalid_argument);
+  const Checkpoint lite = Checkpoint::open(kFamilies / "deepseek_v2_moe_lite_bf16");
+  EXPECT_THROW(stage_layers(lite.description().blocks[0], Stage::query_latent), std::invalid_argument);
 }
 
 TEST(DecoderBlock, AMixtureHasTwoStagesForEachExpert) {

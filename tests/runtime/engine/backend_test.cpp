@@ -201,6 +201,45 @@ TEST_P(CpuBackendTest, NormColumnsEqualsTheReference) {
                                       {"norm_columns", "at most 7 columns, found 8"});
 }
 
+// Nothing is computed, so that every bit is the reference's.
+TEST_P(CpuBackendTest, ColumnsAndLatentsGoWhereTheReferencePutsThem) {
+  const int64_t num_rows = 7, row_width = 60;
+  const GuardedFloats x = random_floats(num_rows * row_width, 1);
+  for (const ColumnParts& columns : {ColumnParts{5, 20, 20, 1}, ColumnParts{0, 3, 9, 6}, ColumnParts{2, 1, 1, 58}}) {
+    GuardedFloats found(num_rows * columns.num_columns()), expected(num_rows * columns.num_columns());
+    LinearInput y(found.data()), z(expected.data());
+    backend_->take_columns(x.data(), row_width, columns, num_rows, y);
+    reference_->take_columns(x.data(), row_width, columns, num_rows, z);
+    EXPECT_TRUE(same_bits(found.span(), expected.span()));
+    EXPECT_EQ(found[columns.num_columns()], x[row_width + columns.first]);
+    EXPECT_TRUE(found.front_is_intact());
+  }
+  LinearInput out(nullptr);
+  expect_error<std::invalid_argument>(
+      [&] {
+        backend_->take_columns(x.data(), 60, {2, 10, 10, 6}, 1, out);
+      },
+      {"take_columns", "60 columns", "6 of 10 columns from 2 on"});
+  const LatentShape shape = {.num_heads = 3, .head_size = 10, .value_size = 7, .num_rotated = 4};
+  const std::vector<int32_t> channels_K = {6, 8, 0, 1, 2, 7, 9, 3, 4, 5};
+  const GuardedFloats q = random_floats(num_rows * 33, 2), kv = random_floats(num_rows * 3 * 13, 3);
+  const LatentRows rows = {
+      .q_RHK = q.data(), .q_stride = 33, .kv_RHC = kv.data(), .rotated_RJ = x.data() + 50, .rotated_stride = row_width};
+  GuardedFloats found(num_rows * 90), expected(num_rows * 90);
+  backend_->join_latents(rows, shape, channels_K.data(), num_rows, found.data());
+  reference_->join_latents(rows, shape, channels_K.data(), num_rows, expected.data());
+  EXPECT_TRUE(same_bits(found.span(), expected.span()));
+  EXPECT_EQ(found[90 + 10 + 1], q[33 + 10 + 8]) << "of the second row's second head";
+  EXPECT_EQ(found[90 + 30 + 10 + 1], x[row_width + 50 + 8 - 6]);
+  EXPECT_EQ(found[90 + 60 + 10 + 6], kv[39 + 13 + 6 + 6]);
+  EXPECT_EQ(found[90 + 60 + 10 + 7], 0.0f);
+  LatentShape wide = shape;
+  wide.value_size = 11;
+  expect_error<std::invalid_argument>(
+      [&] { backend_->join_latents(rows, wide, channels_K.data(), num_rows, found.data()); },
+      {"join_latents", "values of 11"});
+}
+
 TEST_P(CpuBackendTest, AddNormKeepsNaNInItsRow) {
   const int64_t width = 40;
   const PackedNorm norm = backend_->pack_norm({std::vector<float>(width, 1.0f), 1e-5f});

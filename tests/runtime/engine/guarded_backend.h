@@ -80,6 +80,17 @@ class GuardedBackend final : public Backend {
     note("norm_columns", x, row_width, first, &norm, num_rows);
     inside([&] { inner_->norm_columns(x, row_width, first, norm, num_rows); });
   }
+  void take_columns(const float* x, int64_t row_width, const ColumnParts& columns, int64_t num_rows,
+                    LinearInput& y) override {
+    note("take_columns", x, row_width, columns.first, columns.width, columns.stride, columns.count, num_rows, y);
+    inside([&] { inner_->take_columns(x, row_width, columns, num_rows, y); });
+  }
+  void join_latents(const LatentRows& rows, const LatentShape& shape, const int32_t* channels_K, int64_t num_rows,
+                    float* qkv_RC) override {
+    note("join_latents", rows.q_RHK, rows.q_stride, rows.kv_RHC, rows.rotated_RJ, rows.rotated_stride, shape.num_heads,
+         channels_K, num_rows, qkv_RC);
+    inside([&] { inner_->join_latents(rows, shape, channels_K, num_rows, qkv_RC); });
+  }
   void linear(const PackedLinear& packed, const LinearInput& x_RI, int64_t num_rows, float* y_RO) override {
     note("linear", &packed, x_RI, num_rows, y_RO);
     inside([&] { inner_->linear(packed, x_RI, num_rows, y_RO); });

@@ -195,7 +195,7 @@ std::vector<bool> open_groups(std::span<const int32_t> order, std::span<const fl
   std::vector<float> sums(static_cast<size_t>(routing.num_groups), 0.0f);
   std::vector<int> num_counted(sums.size(), 0);
   for (const int32_t e : order) {
-    if (num_counted[e / size]++ < 2) sums[e / size] += corrected_E[e];
+    if (num_counted[e / size]++ < routing.num_group_scores) sums[e / size] += corrected_E[e];
   }
   std::vector<int64_t> groups(sums.size());
   std::iota(groups.begin(), groups.end(), 0);
@@ -269,6 +269,39 @@ class ReferenceBackend final : public HostBackend {
       float* const columns = x + r * row_width + first;
       const std::vector<double> y = normalized(columns, norm);
       for (size_t i = 0; i < y.size(); ++i) columns[i] = static_cast<float>(y[i]);
+    }
+  }
+
+  void take_columns(const float* x, int64_t row_width, const ColumnParts& columns, int64_t num_rows,
+                    LinearInput& y) override {
+    check_parts_of_row(row_width, columns);
+    for (int64_t r = 0; r < num_rows; ++r) {
+      for (int64_t i = 0; i < columns.num_columns(); ++i) {
+        y.x()[r * columns.num_columns() + i] = x[r * row_width + columns.column(i)];
+      }
+    }
+    round_rows(y, num_rows, columns.num_columns());
+  }
+
+  void join_latents(const LatentRows& rows, const LatentShape& shape, const int32_t* channels_K, int64_t num_rows,
+                    float* qkv_RC) override {
+    check_latents(rows, shape);
+    const int64_t size = shape.head_size, num_kept = size - shape.num_rotated;
+    for (int64_t r = 0; r < num_rows; ++r) {
+      for (int64_t h = 0; h < shape.num_heads; ++h) {
+        std::vector<float> key, value;
+        const float* const kv = rows.kv_RHC + (r * shape.num_heads + h) * (num_kept + shape.value_size);
+        key.assign(kv, kv + num_kept);
+        for (int64_t j = 0; j < shape.num_rotated; ++j) key.push_back(rows.rotated_RJ[r * rows.rotated_stride + j]);
+        value.assign(kv + num_kept, kv + num_kept + shape.value_size);
+        value.resize(static_cast<size_t>(size), 0.0f);
+        float* const head = qkv_RC + (r * 3 * shape.num_heads + h) * size;
+        for (int64_t i = 0; i < size; ++i) {
+          head[i] = rows.q_RHK[r * rows.q_stride + h * size + channels_K[i]];
+          head[shape.num_heads * size + i] = key[channels_K[i]];
+          head[2 * shape.num_heads * size + i] = value[i];
+        }
+      }
     }
   }
 

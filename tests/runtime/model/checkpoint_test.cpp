@@ -56,6 +56,8 @@ TEST_F(CheckpointTest, OpensEveryFamilyAndReadsEveryWeight) {
     for (const NormDescription& norm : all_norms(model)) read_norm(norm);
     for (const BlockDescription& block : model.blocks) {
       for (const LinearDescription& linear : block.attention_readers()) read(linear);
+      if (block.latent && block.latent->q_a) read(block.q);
+      if (block.latent) read(block.latent->kv_b);
       read(block.o);
       if (block.router) read(*block.router);
       if (block.shared_gate) read(*block.shared_gate);

@@ -404,6 +404,61 @@ TEST(ModelDescription, RefusesMixturesThatAreNotComputed) {
   expect_all_in(refusal(changed(ernie, "use_bias", true)), {"use_bias", "false"});
 }
 
+TEST(ModelDescription, LatentAttentionHasHeadsOfItsOwnSizes) {
+  const Json v3 = read_json(kGolden / "deepseek_v3_moe_groups" / "config.json");
+  const ModelDescription model = describe(v3);
+  EXPECT_EQ(model.head_size, 18);
+  EXPECT_EQ(model.value_size, 12);
+  // The temperature of YaRN's mscale_all_dim, twice.
+  const double temperature = 0.1 * std::log(40.0) + 1.0;
+  EXPECT_NEAR(model.attention_scale, temperature * temperature / std::sqrt(18.0), 1e-6);
+  EXPECT_EQ(model.blocks[0].rope.attention_factor, 1.0f);  // mscale / mscale_all_dim
+  const BlockDescription& block = model.blocks[2];
+  ASSERT_TRUE(block.latent && block.latent->q_a);
+  EXPECT_EQ(block.q.name, "model.layers.2.self_attn.q_b_proj");
+  EXPECT_EQ(block.q.num_in, 16);
+  EXPECT_EQ(block.q.num_out, 4 * 18);
+  EXPECT_EQ(block.latent->kv_a.num_out, 12 + 8);
+  EXPECT_EQ(block.latent->kv_b.num_out, 4 * (10 + 12));
+  EXPECT_EQ(block.o.num_in, 4 * 12);
+  EXPECT_TRUE(block.latent->q_a->has_bias && block.latent->kv_a.has_bias && block.o.has_bias);
+  EXPECT_FALSE(block.q.has_bias || block.latent->kv_b.has_bias);
+  EXPECT_EQ(block.latent->kv_norm.epsilon, 1e-6f);  // the file has 1e-5 for the others
+  EXPECT_EQ(block.attention_norm.epsilon, 1e-5f);
+  // Four pairs of neighbours of the last eight channels are rotated.
+  const RopeDescription& rope = block.rope;
+  EXPECT_EQ(std::count_if(rope.inverse_frequencies.begin(), rope.inverse_frequencies.end(),
+                          [](float f) { return f != 0.0f; }),
+            4);
+  EXPECT_EQ(rope.channels_K[1], 12);
+  EXPECT_EQ(rope.channels_K[9 + 1], 13);
+  const ModelDescription halves = describe(changed(v3, "rope_interleave", false));
+  EXPECT_EQ(halves.blocks[0].rope.channels_K[1], 11);
+  EXPECT_EQ(halves.blocks[0].rope.channels_K[9 + 1], 15);
+  EXPECT_EQ(block.routing.num_group_scores, 2);
+
+  const Json v2 = read_json(kGolden / "deepseek_v2_moe_groups" / "config.json");
+  EXPECT_EQ(describe(v2).blocks[1].routing.num_group_scores, 1);
+  EXPECT_EQ(describe(v2).blocks[1].routing.num_groups, 4);
+  EXPECT_EQ(describe(changed(v2, "topk_method", "greedy")).blocks[1].routing.num_groups, 1);
+  EXPECT_NEAR(describe(v2).blocks[0].rope.attention_factor,
+              (0.0707 * std::log(4.0) + 1.0) / (0.05 * std::log(4.0) + 1.0), 1e-6);
+  const ModelDescription lite = describe_golden("deepseek_v2_moe_lite_bf16");
+  EXPECT_FALSE(lite.blocks[0].latent->q_a.has_value());
+  EXPECT_EQ(lite.blocks[0].q.name, "model.layers.0.self_attn.q_proj");
+}
+
+TEST(ModelDescription, RefusesLatentsThatAreNotComputed) {
+  const Json v2 = read_json(kGolden / "deepseek_v2_moe_groups" / "config.json");
+  expect_all_in(refusal(changed(v2, "topk_method", "noaux_tc")), {"topk_method", "greedy or group_limited_greedy"});
+  expect_all_in(refusal(changed(v2, "norm_topk_prob", true)), {"norm_topk_prob", "false"});
+  expect_all_in(refusal(changed(v2, "mlp_bias", true)), {"mlp_bias", "false"});
+  expect_all_in(refusal(changed(v2, "v_head_dim", 15)), {"v_head_dim", "at most", "14"});
+  expect_all_in(refusal(changed(v2, "qk_rope_head_dim", 5)), {"qk_rope_head_dim", "even"});
+  expect_all_in(refusal(changed(v2, "num_key_value_heads", 2)), {"num_key_value_heads", "num_attention_heads (4)"});
+  expect_all_in(refusal(without(v2, "kv_lora_rank")), {"kv_lora_rank"});
+}
+
 TEST(ModelDescription, GptOssHasSinksClampsAndStacks) {
   const Json config = read_json(kGolden / "gpt_oss_moe_stacks" / "config.json");
   const ModelDescription model = describe(config);
@@ -528,7 +583,7 @@ TEST(ModelDescription, SaysWhatHybridModelsAreMadeOf) {
   for (const auto& [type, part] :
        {std::pair{"qwen3_next", "gated delta rule"}, std::pair{"qwen3_5", "gated delta rule"},
         std::pair{"lfm2", "short convolutions"}, std::pair{"mamba2", "Mamba"}, std::pair{"granitemoehybrid", "Mamba"},
-        std::pair{"deepseek_v3", "latent attention"}}) {
+        std::pair{"minicpm3", "latent attention"}}) {
     expect_all_in(refusal(changed(llama_config(), "model_type", type)), {"'model_type'", type, part, "not compute"});
   }
 }
