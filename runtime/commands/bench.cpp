@@ -154,7 +154,9 @@ BenchResult bench(Transformer& model, const BackendOptions& options_of_backend, 
   result.kv_bits = model.attention_bits().kv;
   result.attention_bits = model.attention_bits().products;
   result.kv_bytes_per_token = num_pairs * pair_bytes / options.decode_tokens;
-  result.decode_gbps = static_cast<double>(result.bytes_per_token) * result.decode_tokens_per_second.best / 1e9;
+  result.input_zeros = model.input_zeros();
+  result.bytes_read_per_token = model.bytes_read_per_token();
+  result.decode_gbps = static_cast<double>(result.bytes_read_per_token) * result.decode_tokens_per_second.best / 1e9;
   result.decode_share = result.decode_gbps / result.read_roof_gbps;
   result.peak_memory_bytes = memory.peak_bytes();
   return result;
@@ -181,6 +183,11 @@ std::string to_json(const BenchResult& result) {
   json["decode_tokens_per_second"] = result.decode_tokens_per_second.best;
   json["decode_tokens_per_second_median"] = result.decode_tokens_per_second.median;
   json["bytes_per_token"] = result.bytes_per_token;
+  if (result.input_zeros.is_counted()) {
+    json["bytes_read_per_token"] = result.bytes_read_per_token;
+    json["zero_inputs"] = result.input_zeros.zero_share();
+    json["skipped_columns"] = result.input_zeros.skipped_share();
+  }
   json["kv_bits"] = result.kv_bits;
   json["attention_bits"] = result.attention_bits;
   json["kv_bytes_per_token"] = result.kv_bytes_per_token;
@@ -215,7 +222,11 @@ std::string to_text(const BenchResult& result) {
        << " of the linears' work)\n";
   text << "decode      " << result.options.decode_tokens << " tokens: " << speed(result.decode_tokens_per_second)
        << '\n';
-  text << "            " << result.bytes_per_token << " bytes per token, " << format_number(result.decode_gbps, 2)
+  if (result.input_zeros.is_counted()) {
+    text << "            " << zeros_text(result.input_zeros) << ": " << result.bytes_read_per_token << " of "
+         << result.bytes_per_token << " bytes per token were read\n";
+  }
+  text << "            " << result.bytes_read_per_token << " bytes per token, " << format_number(result.decode_gbps, 2)
        << " GB/s = " << percent(result.decode_share) << " of the read roof of "
        << format_number(result.read_roof_gbps, 2) << " GB/s over " << format_bytes(result.roof_footprint_bytes)
        << " (keys and values in " << result.kv_bits << " bits, not counted: " << result.kv_bytes_per_token

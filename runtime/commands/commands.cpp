@@ -155,7 +155,8 @@ void run_generate(const Arguments& arguments, Console& console) {
                            (generation.decoded_tokens == 0
                                 ? std::string()
                                 : " at " + format_number(generation.decode_tokens_per_second(), 1) + " tokens/s"));
-  console.set_result(dump({{"prompt", prompt},
+  const InputZeros zeros = model.input_zeros();
+  nlohmann::ordered_json result = {{"prompt", prompt},
                            {"text", stream.continuation()},
                            {"ids", generation.ids},
                            {"temperature", sampling.temperature},
@@ -166,7 +167,13 @@ void run_generate(const Arguments& arguments, Console& console) {
                            {"tokens", generation.ids.size()},
                            {"prefill_tokens_per_second", generation.prefill_tokens_per_second()},
                            {"decode_tokens_per_second", generation.decode_tokens_per_second()},
-                           {"peak_memory_bytes", memory.peak_bytes()}}));
+                           {"peak_memory_bytes", memory.peak_bytes()}};
+  if (zeros.is_counted()) {
+    console.progress().print(zeros_text(zeros));
+    result["zero_inputs"] = zeros.zero_share();
+    result["skipped_columns"] = zeros.skipped_share();
+  }
+  console.set_result(dump(result));
 }
 
 // Opens the tokenizer of a model. Other files of the model need not be there.

@@ -19,6 +19,7 @@
 
 #include "runtime/cpu/divide_up.h"
 #include "runtime/cpu/kernels/int8_kernels.h"
+#include "runtime/cpu/share_panels.h"
 #include "runtime/system/aligned_memory.h"
 #include "runtime/system/first_exception.h"
 
@@ -29,10 +30,8 @@ constexpr int64_t kStripBytes = int64_t{1} << 20;
 constexpr int64_t kMaxTaskRows = 512;
 // If a thread would have fewer rows than this, the panels are split too, and each thread copies the few rows.
 constexpr int64_t kMinTaskRows = 64;
-// Below this many bytes of weights, or multiply-adds, a second thread costs more than it saves.
-constexpr int64_t kMinThreadBytes = int64_t{32} << 10;
+// Below this many multiply-adds, a second thread costs more than it saves.
 constexpr int64_t kMinThreadProducts = int64_t{1} << 21;
-constexpr int64_t kChunksPerThread = 2;
 // Outputs larger than this would leave the caches before anyone reads them. They are written past the caches, which
 // saves reading each line first (a quarter of the time of 512 x 2048 x 5632 on AMX).
 constexpr int64_t kMinStreamedBytes = int64_t{2} << 20;
@@ -147,20 +146,13 @@ void multiply_few(const Product& product, int64_t num_rows, int max_threads) {
   Int8GemvRows rows{x, stride, group_sums, nullptr};
   rows.offsets = offsets_of(product.rows, 0, num_rows, is_int8 ? kernels.gemv_offset : 0, offsets);
   const Int8GemvKernel kernel = (is_int8 ? kernels.gemv_int8 : kernels.gemv_int4)[num_rows - 1];
-  const int64_t worthwhile = std::max<int64_t>(1, product.num_panels * product.panel_bytes / kMinThreadBytes);
-  const int64_t threads = std::min<int64_t>({max_threads, product.num_panels, worthwhile});
-  const int64_t num_chunks =
-      threads == 1 ? 1 : std::min<int64_t>({product.num_panels, worthwhile, kChunksPerThread * threads});
-  auto multiply_chunk = [&](int64_t chunk) {
-    const int64_t begin = product.num_panels * chunk / num_chunks;
-    PanelFinish finish = product.finish_of(0, begin);
-    finish.outliers = outliers;
-    finish.outliers_stride = num_rows;
-    kernel(product.panels_from(begin, product.num_panels * (chunk + 1) / num_chunks), rows, finish);
-  };
-  if (threads == 1) return multiply_chunk(0);
-#pragma omp parallel for schedule(dynamic) num_threads(static_cast <int>(threads))
-  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) multiply_chunk(chunk);
+  share_panels(max_threads, product.num_panels, product.num_panels * product.panel_bytes,
+               [&](int64_t begin, int64_t end) {
+                 PanelFinish finish = product.finish_of(0, begin);
+                 finish.outliers = outliers;
+                 finish.outliers_stride = num_rows;
+                 kernel(product.panels_from(begin, end), rows, finish);
+               });
 }
 
 // The product of a block of rows with a range of panels.

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "runtime/cpu/divide_up.h"
+#include "runtime/cpu/share_panels.h"
 #include "runtime/system/first_exception.h"
 
 namespace pare::runtime {
@@ -22,14 +23,8 @@ constexpr int64_t kMaxTaskRows = 512;
 constexpr int64_t kTasksPerThread = 2;
 constexpr int64_t kMaxUnitK = 32;  // blocks are whole units of every format
 constexpr int64_t kMaxTilePanels = 3;
-// Below this many bytes of weights, a second thread costs more than it saves.
-constexpr int64_t kMinThreadBytes = int64_t{32} << 10;
 // The same for multiply-adds of a block.
 constexpr int64_t kMinThreadProducts = int64_t{1} << 19;
-// Decode hands out this many runs of panels per thread, as threads become free. A thread that the system takes away
-// then delays one run, not half the product.
-constexpr int64_t kChunksPerThread = 2;
-
 WeightFormat dense_format(DType dtype, const std::string& name) {
   switch (dtype) {
     case DType::BF16:
@@ -69,6 +64,7 @@ std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeig
   std::unique_ptr<CpuPackedLinear> packed(new CpuPackedLinear);
   packed->isa_ = float_isa(isa);
   packed->kernels_ = packed->isa_ == Isa::avx512 ? &linear_kernels_avx512() : &linear_kernels_avx2();
+  packed->column_kernels_ = packed->isa_ == Isa::avx512 ? &column_kernels_avx512() : &column_kernels_avx2();
   packed->num_threads_ = num_threads;
   packed->num_in_ = parts[0].num_in();
   packed->input_ = parts[0].input;
@@ -86,7 +82,7 @@ std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeig
     part.first_out = packed->num_out_;
     part.first_panel = packed->num_panels_;
     part.num_out = weights.num_out();
-    part.num_panels = divide_up(part.num_out, kPanel);
+    part.order = parts.size() == 1 && weights.has_sparse_input ? PanelOrder::columns : PanelOrder::outputs;
     if (const auto* dense = std::get_if<DenseWeight>(&weights.weight)) {
       packed->pack_dense(*dense, weights.name, part);
     } else {
@@ -114,25 +110,31 @@ void CpuPackedLinear::pack_dense(const DenseWeight& weight, const std::string& n
   part.name = part.format == WeightFormat::bf16 ? "bf16" : part.format == WeightFormat::f16 ? "f16" : "f32";
   part.format = packed_format(part.format, weight.pattern, 1, num_in_);
   part.name += pattern_name(part.format);
+  part.order = possible_order(part.format, part.order);
+  part.num_panels = num_panels_of(part.format, part.order, part.num_out);
   const UnitShape unit = unit_shape(part.format);
   InputLayout layout;
-  layout.num_k = round_up(num_in_, unit.num_k);
+  layout.num_k = round_up(num_in_, positions_at_once(part.format, part.order));
   layout.group_len = layout.num_k;
   if (layout.num_k != num_in_) {
     layout.column_of_k.assign(layout.num_k, -1);
     for (int64_t i = 0; i < num_in_; ++i) layout.column_of_k[i] = static_cast<int32_t>(i);
   }
-  part.panel_bytes = layout.num_k / unit.num_k * unit.num_bytes;
+  part.panel_bytes = layout.num_k * unit.num_bytes / unit.num_k;
   part.layout = add_layout(std::move(layout));
   part.lines = allocate_aligned(part.num_panels * part.panel_bytes + kLineSlack);
+  const int64_t at_once = part.panels_at_once();
   FirstException error;
 #pragma omp parallel for schedule(static)
-  for (int64_t panel = 0; panel < part.num_panels; ++panel) {
+  for (int64_t panel = 0; panel < part.num_panels; panel += at_once) {
     std::byte* lines = part.lines.get() + panel * part.panel_bytes;
-    for (int64_t lane = 0; lane < std::min(kPanel, part.num_out - panel * kPanel); ++lane) {
-      const int64_t out = panel * kPanel + lane;
-      const std::byte* source = weight.data.data() + out * num_in_ * value_bytes;
-      error.capture([&] { pack_dense_lane(part.format, std::span(source, num_in_ * value_bytes), name, out, lines); });
+    for (int64_t out = panel * kPanel; out < std::min((panel + at_once) * kPanel, part.num_out); ++out) {
+      const std::span row(weight.data.data() + out * num_in_ * value_bytes, num_in_ * value_bytes);
+      if (part.order == PanelOrder::columns) {
+        pack_dense_column_lane(part.format, row, out, lines);
+      } else {
+        error.capture([&] { pack_dense_lane(part.format, row, name, out, lines); });
+      }
     }
   }
   error.rethrow();
@@ -140,7 +142,9 @@ void CpuPackedLinear::pack_dense(const DenseWeight& weight, const std::string& n
 
 void CpuPackedLinear::pack_quantized(const QuantizedWeight& weight, const std::string& name, Part& part) {
   validate(weight, name);
-  QuantizedPanels panels = pack_panels(weight, name);
+  QuantizedPanels panels = pack_panels(weight, name, part.order);
+  part.order = panels.by_columns ? PanelOrder::columns : PanelOrder::outputs;
+  part.num_panels = panels.num_panels;
   part.name = weight_name(weight) + pattern_name(panels.format);
   part.format = panels.format;
   part.scale_format = panels.scale_format;
@@ -192,6 +196,7 @@ std::string CpuPackedLinear::kernel_name() const {
   }
   std::string text = "matmul_";
   for (size_t i = 0; i < names.size(); ++i) text += (i == 0 ? "" : "+") + names[i];
+  if (parts_.front().order == PanelOrder::columns) text += "_columns";
   return text + "_" + (input_.is_plain() ? "a32" : input_format_name(input_)) + "_" + std::string(isa_name(isa_));
 }
 
@@ -209,6 +214,7 @@ void CpuPackedLinear::multiply_outputs(const float* x_RI, int64_t num_rows, int6
   if (num_rows < 0) throw std::invalid_argument("expected rows to multiply, found " + std::to_string(num_rows));
   const PanelRange range = range_of(first_out, num_outs);
   if (num_rows == 0 || num_outs == 0) return;
+  if (parts_.front().order == PanelOrder::columns) count_zeros(x_RI, num_rows);
   if (std::max(num_rows, batch_rows) <= kernels_->max_gemv_rows) {
     gemv(x_RI, num_rows, range, y, y_stride);
   } else {
@@ -229,9 +235,11 @@ CpuPackedLinear::PanelRange CpuPackedLinear::range_of(int64_t first_out, int64_t
   }
   if (num_outs == 0) return {};
   const Part& first = part_of_out(first_out);
-  if ((first_out - first.first_out) % kPanel != 0) {
+  const int64_t outs_at_once = first.panels_at_once() * kPanel;
+  if ((first_out - first.first_out) % outs_at_once != 0) {
     throw std::invalid_argument("first output " + std::to_string(first_out) + " does not begin a panel: expected " +
-                                std::to_string(first.first_out) + " plus a multiple of " + std::to_string(kPanel));
+                                std::to_string(first.first_out) + " plus a multiple of " +
+                                std::to_string(outs_at_once));
   }
   const Part& last = part_of_out(first_out + num_outs - 1);
   PanelRange range;
@@ -303,6 +311,12 @@ void CpuPackedLinear::gemv(const float* x_RI, int64_t num_rows, const PanelRange
   }
 
   const GemvInput* prepared = inputs.data();
+  if (parts_.front().order == PanelOrder::columns) {
+    const GemvInput& input = *prepared;
+    return gemv_columns(
+        {.x = input.x, .x_stride = input.x_stride, .sums = input.sums, .sums_stride = input.sums_stride}, num_rows,
+        range, y, y_stride);
+  }
   auto multiply_panels = [&](int64_t begin, int64_t end) {
     for (const Part& part : parts_) {
       const int64_t first_panel = std::max(begin, part.first_panel) - part.first_panel;
@@ -314,18 +328,8 @@ void CpuPackedLinear::gemv(const float* x_RI, int64_t num_rows, const PanelRange
              input.sums_stride, y + part.first_out + first_panel * kPanel - range.first_out, y_stride);
     }
   };
-  const int64_t num_panels = range.end - range.begin;
-  const int64_t worthwhile = std::max<int64_t>(1, bytes_of(range) / kMinThreadBytes);
-  const int threads = static_cast<int>(std::min<int64_t>({num_threads(), num_panels, worthwhile}));
-  if (threads == 1) {
-    multiply_panels(range.begin, range.end);
-    return;
-  }
-  const int64_t num_chunks = std::min<int64_t>({num_panels, worthwhile, kChunksPerThread * threads});
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-    multiply_panels(range.begin + num_panels * chunk / num_chunks, range.begin + num_panels * (chunk + 1) / num_chunks);
-  }
+  share_panels(num_threads(), range.end - range.begin, bytes_of(range),
+               [&](int64_t begin, int64_t end) { multiply_panels(range.begin + begin, range.begin + end); });
 }
 
 // Returns the bytes of packed lines in a range: the work of one row.
@@ -446,12 +450,14 @@ CpuPackedLinear::Prefetch CpuPackedLinear::prefetch_of(const Tile& tile, int64_t
   const Part& part = *tile.part;
   const UnitShape unit = unit_shape(part.format);
   const int64_t end_k = std::min(begin_k + num_k, layouts_[part.layout].num_k);
+  const int64_t at_once = part.panels_at_once(), first = tile.first_panel / at_once;
+  const int64_t unit_k = part.order == PanelOrder::columns ? 1 : unit.num_k;  // positions of a unit's lines
   Prefetch next;
-  next.line = part.lines.get() + tile.first_panel * part.panel_bytes + begin_k / unit.num_k * unit.num_bytes;
-  next.panel_block_bytes = (end_k - begin_k) / unit.num_k * unit.num_bytes;
+  next.panel_bytes = at_once * part.panel_bytes;
+  next.line = part.lines.get() + first * next.panel_bytes + begin_k / unit_k * unit.num_bytes;
+  next.panel_block_bytes = (end_k - begin_k) / unit_k * unit.num_bytes;
   next.panel_end = next.line + next.panel_block_bytes;
-  next.panel_bytes = part.panel_bytes;
-  next.num_panels = tile.end_panel - tile.first_panel;
+  next.num_panels = divide_up(tile.end_panel, at_once) - first;
   return next;
 }
 
@@ -475,10 +481,17 @@ void CpuPackedLinear::Prefetch::fetch(int64_t count) {
 void CpuPackedLinear::expand_tile(const Tile& tile, int64_t begin_k, int64_t num_k, int64_t end_out,
                                   float* weights) const {
   const int64_t tile_outs = kernels_->tile_panels * kPanel;
+  const auto format = static_cast<int>(tile.part->format);
+  const int64_t at_once = tile.part->panels_at_once();
   for (int64_t panel = tile.first_panel; panel < tile.end_panel; ++panel) {
-    kernels_->expand[static_cast<int>(tile.part->format)](run_of(*tile.part, panel, panel + 1, end_out), begin_k,
-                                                          begin_k + num_k,
-                                                          weights + (panel - tile.first_panel) * kPanel, tile_outs);
+    const int64_t index = panel % at_once;
+    const PanelRun run = run_of(*tile.part, panel - index, panel - index + 1, end_out);
+    float* const dst = weights + (panel - tile.first_panel) * kPanel;
+    if (tile.part->order == PanelOrder::columns) {
+      column_kernels_->expand[format](run, index, begin_k, begin_k + num_k, dst, tile_outs);
+    } else {
+      kernels_->expand[format](run, begin_k, begin_k + num_k, dst, tile_outs);
+    }
   }
   const int64_t missing = tile_outs - (tile.end_panel - tile.first_panel) * kPanel;
   if (missing > 0) {
@@ -495,11 +508,25 @@ void CpuPackedLinear::row(int64_t out, float* dst_I) const {
   const int64_t panel = (out - part.first_out) / kPanel;
   const int64_t lane = (out - part.first_out) % kPanel;
   if (is_two_of_four(part.format)) std::fill_n(dst_I, num_in_, 0.0f);
-  if (part.scale_format == ScaleFormat::none) {
+  if (part.order == PanelOrder::columns) {
+    column_row(part, out, dst_I);
+  } else if (part.scale_format == ScaleFormat::none) {
     dense_lane(part.format, part.lines.get() + panel * part.panel_bytes, lane, std::span(dst_I, num_in_));
   } else {
     quantized_row(part, panel, lane, dst_I);
   }
+}
+
+CpuPackedLinear::Grid CpuPackedLinear::grid_at(const Part& part, int64_t place) {
+  return {load_scale(part.scale_format, part.scales.get() + place * scale_bytes(part.scale_format)) / part.tensor_scale,
+          part.zeros ? std::to_integer<int>(part.zeros[place]) : 1 << (code_bits(part.format) - 1)};
+}
+
+float CpuPackedLinear::value_of(const Part& part, const Grid& grid, int code) {
+  if (part.format == WeightFormat::fp8) return grid.scale * fp8_to_float(static_cast<uint8_t>(code));
+  if (part.format == WeightFormat::table4) return grid.scale * part.values[static_cast<size_t>(code)];
+  const int center = 1 << (code_bits(part.format) - 1);
+  return grid.scale * static_cast<float>((code ^ center) - grid.zero);
 }
 
 void CpuPackedLinear::quantized_row(const Part& part, int64_t panel, int64_t lane, float* dst_I) const {
@@ -507,13 +534,8 @@ void CpuPackedLinear::quantized_row(const Part& part, int64_t panel, int64_t lan
   const UnitShape unit = unit_shape(part.format);
   const UnitShape values = unit_shape(value_format(part.format));
   const int bits = code_bits(part.format);
-  const int center = 1 << (bits - 1);
   for (int64_t group = 0; group < part.num_groups; ++group) {
-    const float scale = load_scale(part.scale_format, part.scales.get() + panel * part.panel_scale_bytes +
-                                                          (group * kPanel + lane) * scale_bytes(part.scale_format)) /
-                        part.tensor_scale;
-    const int zero =
-        part.zeros ? std::to_integer<int>(part.zeros[(panel * part.num_groups + group) * kPanel + lane]) : center;
+    const Grid grid = grid_at(part, (panel * part.num_groups + group) * kPanel + lane);
     for (int64_t k = group * layout.group_len; k < (group + 1) * layout.group_len; k += unit.num_k) {
       const std::byte* lines = part.lines.get() + panel * part.panel_bytes + k / unit.num_k * unit.num_bytes;
       const StoredLane stored(part.format, lines, lane);
@@ -528,10 +550,7 @@ void CpuPackedLinear::quantized_row(const Part& part, int64_t panel, int64_t lan
         if (column < 0) continue;
         const int64_t word = j * bits / 32;
         const uint64_t pair = words[word] | static_cast<uint64_t>(words[word + 1]) << 32;
-        const int code = static_cast<int>(pair >> (j * bits % 32)) & (2 * center - 1);
-        dst_I[column] = scale * (part.format == WeightFormat::fp8      ? fp8_to_float(static_cast<uint8_t>(code))
-                                 : part.format == WeightFormat::table4 ? part.values[static_cast<size_t>(code)]
-                                                                       : static_cast<float>((code ^ center) - zero));
+        dst_I[column] = value_of(part, grid, static_cast<int>(pair >> (j * bits % 32)) & ((1 << bits) - 1));
       }
     }
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -26,16 +27,19 @@ class CpuPackedLinear final : public PackedLinear {
   std::string kernel_name() const override;  // e.g. "matmul_w4g64_a32_avx512"; mixed precisions joined by '+'
   const InputFormat& input() const override { return input_; }
   bool multiplies_codes() const override { return false; }
+  InputZeros input_zeros() const override;
 
   // y_RO = x_RI W^T + b, all rows dense. Weights are read once for up to LinearKernels::max_gemv_rows rows (decode),
   // and once per at most 512 rows beyond (prefill). Prefill keeps scratch of 1.2 MiB or 64 rows of x per thread.
   // The bits of y do not depend on the number of threads. Inside a parallel region the calling thread works alone.
   // Decode and prefill round differently. The larger of num_rows and batch_rows (LinearInput::prepare) chooses between
-  // them.
+  // them. Decode in column panels does not read columns whose inputs are zero in all rows, and its bits depend neither
+  // on them nor on the number of rows (ColumnKernel).
   void multiply(const float* x_RI, int64_t num_rows, float* y_RO, int64_t batch_rows = 0) const;
 
   // The same for outputs [first_out, first_out + num_outs): y[r * y_stride + o - first_out]. first_out must begin a
-  // panel: a multiple of kPanel counted from its part's first output. Throws std::invalid_argument otherwise.
+  // panel or column panel: a multiple of its outputs, counted from its part's first one. Throws std::invalid_argument
+  // otherwise.
   void multiply_outputs(const float* x_RI, int64_t num_rows, int64_t first_out, int64_t num_outs, float* y,
                         int64_t y_stride, int64_t batch_rows = 0) const;
 
@@ -59,6 +63,7 @@ class CpuPackedLinear final : public PackedLinear {
   // One linear of the stack, in panels of kPanel outputs; the last may be partly padding.
   struct Part {
     WeightFormat format = WeightFormat::bf16;
+    PanelOrder order = PanelOrder::outputs;  // columns: this is the only part
     ScaleFormat scale_format = ScaleFormat::none;
     float tensor_scale = 1.0f;
     std::array<float, kTableValues> values = {};
@@ -72,6 +77,9 @@ class CpuPackedLinear final : public PackedLinear {
     int64_t panel_bytes = 0;                  // the lines of one panel
     int64_t panel_scale_bytes = 0;            // num_groups * kPanel * bytes of a scale
     AlignedBytes lines, scales, zeros, bias;  // all but lines may be null
+
+    // The panels that share their lines: of a column panel, or one.
+    int64_t panels_at_once() const { return order == PanelOrder::columns ? panels_of_column(format) : 1; }
   };
 
   // Panels [begin, end) of the stack. y begins at output first_out, and outputs from end_out on are not written.
@@ -109,6 +117,8 @@ class CpuPackedLinear final : public PackedLinear {
   const Part& part_of_out(int64_t out) const;
   PanelRun run_of(const Part& part, int64_t first_panel, int64_t end_panel, int64_t end_out) const;
   void gemv(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride) const;
+  void gemv_columns(ColumnInput x, int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride) const;
+  void count_zeros(const float* x_RI, int64_t num_rows) const;
   void gemm(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride) const;
   void multiply_tiles(const InputLayout& layout, std::span<const Tile> tiles, const float* strips, int64_t num_rows,
                       const PanelRange& range, float* y, int64_t y_stride) const;
@@ -116,9 +126,18 @@ class CpuPackedLinear final : public PackedLinear {
   void expand_tile(const Tile& tile, int64_t begin_k, int64_t num_k, int64_t end_out, float* weights) const;
   void pack_rows(const InputLayout& layout, const float* x_RI, int64_t num_rows, float* strips) const;
   void quantized_row(const Part& part, int64_t panel, int64_t lane, float* dst_I) const;
+  void column_row(const Part& part, int64_t out, float* dst_I) const;
+  // The scale and zero at `place` of all of a part's, and the weight with a stored code on them.
+  struct Grid {
+    float scale = 1.0f;
+    int zero = 0;
+  };
+  static Grid grid_at(const Part& part, int64_t place);
+  static float value_of(const Part& part, const Grid& grid, int code);
   int num_threads() const;
 
   const LinearKernels* kernels_ = nullptr;
+  const ColumnKernels* column_kernels_ = nullptr;
   Isa isa_ = Isa::avx2;
   int num_threads_ = 0;
   int64_t num_out_ = 0;
@@ -127,11 +146,14 @@ class CpuPackedLinear final : public PackedLinear {
   InputFormat input_;
   std::vector<Part> parts_;
   std::vector<InputLayout> layouts_;
+  // InputZeros
+  mutable std::atomic<int64_t> num_inputs_ = 0, num_zeros_ = 0;
+  mutable std::atomic<int64_t> num_columns_ = 0, num_skipped_ = 0, num_products_ = 0, skipped_bytes_ = 0;
 };
 
 // Packs linears that share their input, stacked along O in the given order; each may have its own precision. A 2:4
 // weight of bf16, f16, int8 or int4 is packed as its kept values alone (packed_format); other patterns are packed with
-// their zeros. num_threads <= 0: OpenMP decides at each call. The CPU must support `isa`.
+// their zeros. A single linear with sparse inputs is packed in column panels, if its format has them and is not 2:4. num_threads <= 0: OpenMP decides at each call. The CPU must support `isa`.
 // Throws std::invalid_argument if parts is empty or disagree in num_in, or if a 2:4 weight keeps more than two of four.
 // Also throws it if a dense type is not F32, F16 or BF16, or if its bytes or the bias do not fit the shape. Throws what
 // validate() throws for a quantized weight.

@@ -42,6 +42,18 @@ int64_t value_offset(WeightFormat format, int64_t i, int64_t lane) {
   return format == WeightFormat::f16 ? i * 32 + lane * 2 : i * 64 + lane * 4;
 }
 
+// Returns a stored value of bf16, f16 or f32.
+float dense_value(WeightFormat format, const std::byte* bytes) {
+  float value = 0.0f;
+  uint16_t half = 0;
+  if (format == WeightFormat::f32) {
+    std::memcpy(&value, bytes, 4);
+    return value;
+  }
+  std::memcpy(&half, bytes, 2);
+  return format == WeightFormat::bf16 ? bf16_to_float(half) : f16_to_float(half);
+}
+
 // Stores a lane's codes of one unit as words at their places in its lines.
 void store_codes(std::span<const uint32_t> stored, int bits, std::byte* line) {
   uint32_t words[4] = {};  // with room for the last code's upper half
@@ -60,8 +72,8 @@ void lay_out_columns(const QuantizedWeight& weight, QuantizedPanels& panels) {
   for (int64_t i = 0; i < weight.num_in; ++i) columns_of_group[weight.group(i)].push_back(static_cast<int32_t>(i));
   size_t longest = 0;
   for (const auto& columns : columns_of_group) longest = std::max(longest, columns.size());
-  const int64_t unit_k = unit_shape(panels.format).num_k;
-  panels.group_len = round_up(static_cast<int64_t>(longest), unit_k);
+  const PanelOrder order = panels.by_columns ? PanelOrder::columns : PanelOrder::outputs;
+  panels.group_len = round_up(static_cast<int64_t>(longest), positions_at_once(panels.format, order));
   panels.num_k = panels.group_len * panels.num_groups;
   panels.column_of_k.assign(static_cast<size_t>(panels.num_k), -1);
   for (int64_t group = 0; group < panels.num_groups; ++group) {
@@ -167,9 +179,33 @@ void pack_lane(const QuantizedWeight& weight, const std::string& name, const Qua
   }
 }
 
+// Writes row `out` into its lane of the column panel that begins at `lines`.
+void pack_column_lane(const QuantizedWeight& weight, const QuantizedPanels& panels, int64_t out, std::byte* lines) {
+  const UnitShape unit = unit_shape(panels.format);
+  const int bits = code_bits(panels.format);
+  const uint32_t mask = (1u << bits) - 1;
+  const uint32_t center = weight.code->is_integer() ? 1u << (bits - 1) : 0;
+  const uint8_t* const codes = weight.codes_OI.data() + out * weight.num_in;
+  const auto shift = static_cast<int>(out / kPanel % unit.num_k) * bits;
+  std::byte* word = lines + out % kPanel * 4;
+  for (int64_t k = 0; k < panels.num_k; ++k, word += unit.num_bytes) {
+    const int32_t column = panels.column_of_k[k];
+    const uint32_t code =
+        column < 0 ? static_cast<uint32_t>(weight.zero(out, k / panels.group_len)) : codes[column];
+    uint32_t bits_of_panels = 0;
+    std::memcpy(&bits_of_panels, word, 4);
+    bits_of_panels |= ((code - center) & mask) << shift;
+    std::memcpy(word, &bits_of_panels, 4);
+  }
+}
+
 }  // namespace
 
-QuantizedPanels pack_panels(const QuantizedWeight& weight, const std::string& name) {
+int64_t num_panels_of(WeightFormat format, PanelOrder order, int64_t num_out) {
+  return round_up(divide_up(num_out, kPanel), order == PanelOrder::columns ? panels_of_column(format) : 1);
+}
+
+QuantizedPanels pack_panels(const QuantizedWeight& weight, const std::string& name, PanelOrder wanted) {
   QuantizedPanels panels;
   panels.num_groups = weight.num_groups();
   panels.format = format_of(weight);
@@ -182,28 +218,36 @@ QuantizedPanels pack_panels(const QuantizedWeight& weight, const std::string& na
     panels.values[i] = weight.code->values[i % weight.code->values.size()];
   }
   panels.num_out = weight.num_out;
-  panels.num_panels = divide_up(weight.num_out, kPanel);
+  const PanelOrder order = possible_order(panels.format, wanted);
+  panels.by_columns = order == PanelOrder::columns;
+  panels.num_panels = num_panels_of(panels.format, order, weight.num_out);
   lay_out_columns(weight, panels);
   const UnitShape unit = unit_shape(panels.format);
-  panels.panel_bytes = panels.num_k / unit.num_k * unit.num_bytes;
+  panels.panel_bytes = panels.num_k * unit.num_bytes / unit.num_k;
   panels.panel_scale_bytes = panels.num_groups * kPanel * scale_bytes(panels.scale_format);
   panels.lines = allocate_aligned(panels.num_panels * panels.panel_bytes + kLineSlack);
   panels.scales = allocate_aligned(panels.num_panels * panels.panel_scale_bytes);
   if (!weight.symmetric) panels.zeros = allocate_aligned(panels.num_panels * panels.num_groups * kPanel);
+  const int64_t at_once = panels.by_columns ? unit.num_k : 1;  // panels that share their lines
   FirstException error;
 #pragma omp parallel for schedule(static)
-  for (int64_t panel = 0; panel < panels.num_panels; ++panel) {
-    for (int64_t lane = 0; lane < std::min(kPanel, panels.num_out - panel * kPanel) && !error.failed(); ++lane) {
-      const int64_t out = panel * kPanel + lane;
-      error.capture(
-          [&] { pack_lane(weight, name, panels, out, panels.lines.get() + panel * panels.panel_bytes + lane * 4); });
+  for (int64_t first_panel = 0; first_panel < panels.num_panels; first_panel += at_once) {
+    const int64_t first_out = first_panel * kPanel;
+    const int64_t end_out = std::min(first_out + at_once * kPanel, weight.num_out);
+    std::byte* const lines = panels.lines.get() + first_panel * panels.panel_bytes;
+    for (int64_t out = first_out; out < end_out && !error.failed(); ++out) {
+      if (panels.by_columns) {
+        pack_column_lane(weight, panels, out, lines);
+      } else {
+        error.capture([&] { pack_lane(weight, name, panels, out, lines + out % kPanel * 4); });
+      }
       for (int64_t group = 0; group < panels.num_groups; ++group) {
+        const int64_t place =
+            (first_panel * panels.num_groups + group * at_once + out / kPanel - first_panel) * kPanel + out % kPanel;
         store_scale(panels.scale_format, weight.scales_OG[out * panels.num_groups + group],
-                    panels.scales.get() + panel * panels.panel_scale_bytes +
-                        (group * kPanel + lane) * scale_bytes(panels.scale_format));
+                    panels.scales.get() + place * scale_bytes(panels.scale_format));
         if (panels.zeros) {
-          panels.zeros[(panel * panels.num_groups + group) * kPanel + lane] =
-              static_cast<std::byte>(weight.zeros_OG[out * panels.num_groups + group]);
+          panels.zeros[place] = static_cast<std::byte>(weight.zeros_OG[out * panels.num_groups + group]);
         }
       }
     }
@@ -254,15 +298,26 @@ void dense_lane(WeightFormat format, const std::byte* lines, int64_t lane, std::
     for (int64_t i = 0; i < stored.num_values; ++i) {
       const int64_t column = k + stored.position(i);
       if (column >= num_in) continue;
-      const std::byte* value = stored.values + value_offset(type, i, lane);
-      if (type == WeightFormat::f32) {
-        std::memcpy(&row[column], value, 4);
-      } else {
-        uint16_t half;
-        std::memcpy(&half, value, 2);
-        row[column] = type == WeightFormat::bf16 ? bf16_to_float(half) : f16_to_float(half);
-      }
+      row[column] = dense_value(type, stored.values + value_offset(type, i, lane));
     }
+  }
+}
+
+void pack_dense_column_lane(WeightFormat format, std::span<const std::byte> row, int64_t out, std::byte* lines) {
+  const UnitShape unit = unit_shape(format);
+  const int64_t value_bytes = format == WeightFormat::f32 ? 4 : 2;
+  std::byte* value = lines + value_offset(format, out / kPanel % unit.num_k, out % kPanel);
+  for (size_t at = 0; at < row.size(); at += value_bytes, value += unit.num_bytes) {
+    std::memcpy(value, row.data() + at, value_bytes);
+  }
+}
+
+void dense_column_lane(WeightFormat format, const std::byte* lines, int64_t out, std::span<float> row) {
+  const UnitShape unit = unit_shape(format);
+  const std::byte* value = lines + value_offset(format, out / kPanel % unit.num_k, out % kPanel);
+  for (float& x : row) {
+    x = dense_value(format, value);
+    value += unit.num_bytes;
   }
 }
 

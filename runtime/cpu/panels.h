@@ -19,6 +19,7 @@ namespace pare::runtime {
 // any product.
 struct QuantizedPanels {
   WeightFormat format = WeightFormat::int8;
+  bool by_columns = false;  // in column panels; num_panels then fills them
   ScaleFormat scale_format = ScaleFormat::none;
   float tensor_scale = 1.0f;
   int64_t num_out = 0;
@@ -38,9 +39,23 @@ struct QuantizedPanels {
   int64_t num_bytes() const;
 };
 
+// How weights of a format are packed: in panels, or in column panels where its inputs are often zero. 2:4 and formats
+// without column panels stay in panels.
+enum class PanelOrder : uint8_t { outputs, columns };
+constexpr PanelOrder possible_order(WeightFormat format, PanelOrder wanted) {
+  return panels_of_column(format) > 0 ? wanted : PanelOrder::outputs;
+}
+// Positions of a group are padded to whole multiples of this. In column panels they are even, as tiles need them.
+constexpr int64_t positions_at_once(WeightFormat format, PanelOrder order) {
+  return order == PanelOrder::columns ? 2 : unit_shape(format).num_k;
+}
+// The number of panels that hold num_out outputs.
+int64_t num_panels_of(WeightFormat format, PanelOrder order, int64_t num_out);
+
 // `weight` has passed validate(). Throws std::invalid_argument if a weight to be packed in a 2:4 format has more than
 // two nonzero weights of four. The message has `name` and the place.
-QuantizedPanels pack_panels(const QuantizedWeight& weight, const std::string& name);
+QuantizedPanels pack_panels(const QuantizedWeight& weight, const std::string& name,
+                            PanelOrder wanted = PanelOrder::outputs);
 
 // Returns the format in which a weight of `dense` format is packed. It is the 2:4 format of `dense` if there is one and
 // the pattern is 2:4. No four may lie in two groups of group_size positions (the last group may end within a four), and
@@ -64,6 +79,9 @@ void pack_dense_lane(WeightFormat format, std::span<const std::byte> row, const 
                      std::byte* lines);
 // Reads the values of such a lane in float32. Values that are not kept are not written.
 void dense_lane(WeightFormat format, const std::byte* lines, int64_t lane, std::span<float> row);
+// The same two for a column panel of bf16, f16 or f32 whose lines begin at `lines`. `out` counts within the linear.
+void pack_dense_column_lane(WeightFormat format, std::span<const std::byte> row, int64_t out, std::byte* lines);
+void dense_column_lane(WeightFormat format, const std::byte* lines, int64_t out, std::span<float> row);
 
 // Returns a part of kernel names: "w4g64", "w8z", "wfp8".
 std::string weight_name(const QuantizedWeight& weight);

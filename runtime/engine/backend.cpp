@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "runtime/system/progress.h"
+
 namespace pare::runtime {
 namespace {
 
@@ -18,6 +20,13 @@ Buffer<T> uploaded(Backend& backend, std::span<const T> host) {
 }
 
 }  // namespace
+
+std::string zeros_text(const InputZeros& zeros) {
+  const auto percent = [](double share) { return format_number(100.0 * share, 1) + " %"; };
+  std::string text = percent(zeros.zero_share()) + " of the down projections' inputs were zero";
+  if (zeros.num_columns > 0) text += ", decode skipped " + percent(zeros.skipped_share()) + " of their columns";
+  return text;
+}
 
 int64_t Backend::checked_bytes(int64_t num_values, size_t value_bytes) {
   const int64_t most = (std::numeric_limits<int64_t>::max() - 64) / static_cast<int64_t>(value_bytes);

@@ -29,6 +29,38 @@
 
 namespace pare::runtime {
 
+// The zeros among the inputs of linears that expect them (LinearWeights::has_sparse_input), counted since they were
+// packed.
+struct InputZeros {
+  int64_t num_inputs = 0;   // values of all rows
+  int64_t num_zeros = 0;    // those that were zero
+  // Of decode's products: the columns of the weights, those of them that were not read, the number of products, and the
+  // bytes that they did not read.
+  int64_t num_columns = 0;
+  int64_t num_skipped = 0;
+  int64_t num_products = 0;
+  int64_t skipped_bytes = 0;
+
+  bool is_counted() const { return num_inputs > 0; }
+  double zero_share() const { return static_cast<double>(num_zeros) / static_cast<double>(num_inputs); }
+  // 0 before the first decode.
+  double skipped_share() const {
+    return num_columns == 0 ? 0.0 : static_cast<double>(num_skipped) / static_cast<double>(num_columns);
+  }
+  InputZeros& operator+=(const InputZeros& more) {
+    num_inputs += more.num_inputs;
+    num_zeros += more.num_zeros;
+    num_columns += more.num_columns;
+    num_skipped += more.num_skipped;
+    num_products += more.num_products;
+    skipped_bytes += more.skipped_bytes;
+    return *this;
+  }
+};
+
+// Says the shares of zeros and of skipped columns in words. `zeros` are counted.
+std::string zeros_text(const InputZeros& zeros);
+
 // Weights in a backend's own layout. One object may hold several linears that read the same input (q,k,v; gate,up),
 // stacked along O. It also serves as an embedding table.
 class PackedLinear {
@@ -36,13 +68,16 @@ class PackedLinear {
   virtual ~PackedLinear() = default;
   virtual int64_t num_out() const = 0;
   virtual int64_t num_in() const = 0;
-  // The bytes of the packed weights, scales, zeros and bias. Decoding one token reads them all.
+  // The bytes of the packed weights, scales, zeros and bias. Decoding one token reads them all, but for the columns of
+  // a linear with sparse inputs that it skips.
   virtual int64_t resident_bytes() const = 0;
   virtual std::string kernel_name() const = 0;  // e.g. "matmul_w4g64_a32_avx512"
   // The rounding of this linear's input. The operation before it rounds (LinearInput).
   virtual const InputFormat& input() const = 0;
   // True if it multiplies int8 codes; otherwise it takes the rounded values as floats.
   virtual bool multiplies_codes() const = 0;
+  // All zeros for a linear that does not expect sparse inputs.
+  virtual InputZeros input_zeros() const { return {}; }
 };
 
 // A feed-forward network, or one expert of a mixture. Gate and up are one stack, since they read the same input.

@@ -57,12 +57,14 @@ class Packer {
     return packed;
   }
 
-  // rows: what a linear's rows become (rows_in_order); nothing: they stay.
+  // rows: what a linear's rows become (rows_in_order); nothing: they stay. after_relu: the input has ReLU's zeros.
   std::unique_ptr<PackedLinear> pack(const std::vector<LinearDescription>& linears,
-                                     const std::vector<std::vector<int32_t>>& rows = {}) const {
+                                     const std::vector<std::vector<int32_t>>& rows = {},
+                                     bool after_relu = false) const {
     std::vector<LinearWeights> parts;
     for (size_t i = 0; i < linears.size(); ++i) {
       parts.push_back(checkpoint_.linear(linears[i]));
+      parts.back().has_sparse_input = after_relu;
       if (change_) change_(parts.back());
       if (i < rows.size() && !rows[i].empty()) parts.back() = rows_in_order(parts.back(), rows[i]);
     }
@@ -117,7 +119,8 @@ class Packer {
     block.o = pack({source.o});
     if (source.latent) pack_latents(*source.latent, source, model, block);
     for (const FeedForwardDescription& expert : source.experts) {
-      block.experts.push_back({pack(expert.readers()), pack({expert.down})});
+      block.experts.push_back(
+          {pack(expert.readers()), pack({expert.down}, {}, model.activation == Activation::relu)});
     }
     if (source.router) block.router = pack_plain(source.routers());
     if (source.correction) block.correction_E = vector(*source.correction);

@@ -87,9 +87,18 @@ int64_t Transformer::resident_bytes() const {
   return num_bytes;
 }
 
-int64_t Transformer::bytes_per_token() const {
-  const DecoderWeights& weights = state_->pass.weights;
-  int64_t num_bytes = head().resident_bytes() + weights.embedding->resident_bytes() / weights.embedding->num_out();
+namespace {
+
+// The bytes of a linear that decode reads, with or without the columns that it has skipped so far.
+int64_t bytes_of(const PackedLinear& linear, bool without_skipped) {
+  const InputZeros zeros = linear.input_zeros();
+  const bool is_counted = without_skipped && zeros.num_products > 0;
+  return linear.resident_bytes() - (is_counted ? zeros.skipped_bytes / zeros.num_products : 0);
+}
+
+int64_t bytes_of_token(const DecoderWeights& weights, bool without_skipped) {
+  int64_t num_bytes =
+      weights.head().resident_bytes() + weights.embedding->resident_bytes() / weights.embedding->num_out();
   for (const BlockWeights& block : weights.blocks) {
     for (const auto* linear : {&block.qkv, &block.q_b, &block.kv_b, &block.o}) {
       if (*linear) num_bytes += (*linear)->resident_bytes();
@@ -97,7 +106,8 @@ int64_t Transformer::bytes_per_token() const {
     const auto num_routed = block.routing.num_routed(static_cast<int64_t>(block.experts.size()));
     int64_t routed_bytes = 0;
     for (size_t e = 0; e < block.experts.size(); ++e) {
-      const int64_t bytes = block.experts[e].gate_up->resident_bytes() + block.experts[e].down->resident_bytes();
+      const int64_t bytes =
+          block.experts[e].gate_up->resident_bytes() + bytes_of(*block.experts[e].down, without_skipped);
       (static_cast<int64_t>(e) < num_routed ? routed_bytes : num_bytes) += bytes;
     }
     if (block.router) {
@@ -107,6 +117,20 @@ int64_t Transformer::bytes_per_token() const {
     num_bytes += routed_bytes;
   }
   return num_bytes;
+}
+
+}  // namespace
+
+int64_t Transformer::bytes_per_token() const {
+  return bytes_of_token(state_->pass.weights, false);
+}
+int64_t Transformer::bytes_read_per_token() const {
+  return bytes_of_token(state_->pass.weights, true);
+}
+InputZeros Transformer::input_zeros() const {
+  InputZeros zeros;
+  state_->pass.weights.for_each_linear([&](const PackedLinear& linear) { zeros += linear.input_zeros(); });
+  return zeros;
 }
 
 void Transformer::use_attention_bits(AttentionBits bits) {

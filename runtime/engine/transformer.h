@@ -41,6 +41,10 @@ class Transformer {
   // The bytes that decoding one token reads: every packed linear once and one embedding row. Of a mixture's experts it
   // counts the share that a token goes to.
   int64_t bytes_per_token() const;
+  // The zeros that linears with sparse inputs have met since the model was loaded, and the bytes that a token of decode
+  // has read on average. They are bytes_per_token() without the skipped columns, and the same before the first decode.
+  InputZeros input_zeros() const;
+  int64_t bytes_read_per_token() const;
   std::vector<std::string> kernel_names() const;  // each once
 
   // Applies from the next prefill_windows, start or start_lanes on and replaces all earlier settings. Sessions keep the

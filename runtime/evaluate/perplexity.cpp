@@ -351,6 +351,7 @@ Perplexity evaluate_perplexity(Transformer& model, const ScoredWindows& data, Tr
   result.kv_bits = model.attention_bits().kv;
   result.attention_bits = model.attention_bits().products;
   result.kv_bytes_per_token = model.kv_bytes_per_token();
+  if (const InputZeros zeros = model.input_zeros(); zeros.is_counted()) result.zero_inputs = zeros.zero_share();
   result.protocol = name_of(data.protocol);
   result.label = data.label();
   result.context = data.windows.num_tokens;
@@ -394,6 +395,7 @@ std::string Perplexity::to_json() const {
   json["kv_bits"] = kv_bits;
   json["attention_bits"] = attention_bits;
   json["kv_bytes_per_token"] = kv_bytes_per_token;
+  if (zero_inputs) json["zero_inputs"] = *zero_inputs;
   json["seconds"] = seconds;
   json["tokens_per_second"] = tokens_per_second;
   json["peak_memory_bytes"] = peak_memory_bytes;
@@ -435,6 +437,9 @@ std::string Perplexity::to_text() const {
   }
   text << "keys and values       " << kv_bits << " bits, " << kv_bytes_per_token
        << " bytes per token; attention's products in " << attention_bits << " bits\n";
+  if (zero_inputs) {
+    text << "zero inputs           " << format_number(100.0 * *zero_inputs, 2) << " % of the down projections' inputs\n";
+  }
   text << "speed                 " << format_number(tokens_per_second, 1) << " tokens/s, " << format_duration(seconds)
        << '\n';
   text << "peak memory           " << format_bytes(peak_memory_bytes) << '\n';

@@ -96,7 +96,8 @@ struct Perplexity : EvaluationResult {
   int kv_bits = 0;                 // the model's keys and values; the reference has its own
   int attention_bits = 0;          // attention's products, likewise
   int64_t kv_bytes_per_token = 0;  // what a token adds to a cache of the model
-  double seconds = 0.0;            // only scoring, without loading
+  std::optional<double> zero_inputs;  // the share of zeros among the inputs of linears that expect them
+  double seconds = 0.0;               // only scoring, without loading
   double tokens_per_second = 0.0;  // all tokens of the windows, of each model, per second
 
   // Returns one JSON object, with the members above as keys on one level: perplexity, standard_error (the

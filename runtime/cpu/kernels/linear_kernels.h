@@ -27,9 +27,15 @@
 // A four with fewer than two nonzero weights also keeps zeros. Zeros of the grid are subtracted from each kept code, so
 // that weights that are not kept add nothing.
 //
+// COLUMN PANELS hold weights whose inputs are often zero. There a unit of the dense formats above swaps its roles: it
+// holds one position k of kUnit panels, and what was the value of position j is that of panel j. So the lines of one
+// position lie side by side, and are not read where its input is zero. They hold 16 * kUnit outputs, and are as dense
+// as panels. int2 and int3 have no column panels, since their units would hold 256 and 512 outputs.
+//
 // An integer code c of b bits is stored as the two's complement value c - 2^(b-1). Groups (one scale, and one zero
 // where asymmetric) are group_len positions: the group size rounded up to whole units, with x = 0 at padding positions.
-// Scales [G, 16] keep their type; zeros [G, 16] are bytes: the unsigned zero of the grid.
+// Scales [G, 16] keep their type; zeros [G, 16] are bytes: the unsigned zero of the grid. In column panels, both are
+// [G, kUnit, 16], and groups are not rounded up.
 //
 // PREFILL expands a tile of panels to float32 once per row block and multiplies register tiles. DECODE streams panels
 // through registers. Both add products of a row in an order fixed by the shape alone.
@@ -97,6 +103,12 @@ constexpr WeightFormat value_format(WeightFormat format) {
   }
 }
 
+// The panels that a column panel of the format holds; 0: the format has none.
+constexpr int64_t panels_of_column(WeightFormat format) {
+  const int64_t num_panels = is_two_of_four(format) ? 0 : unit_shape(format).num_k;
+  return num_panels <= 8 ? num_panels : 0;
+}
+
 // Consecutive panels of one linear. num_outs counts the outputs to write: 16 for each panel but the last.
 struct PanelRun {
   const uint8_t* lines;
@@ -120,6 +132,35 @@ using GemvKernel = void (*)(const PanelRun& run, const float* x, int64_t x_strid
 // dst[(k - begin_k) * dst_stride + lane].
 using ExpandKernel = void (*)(const PanelRun& run, int64_t begin_k, int64_t end_k, float* dst, int64_t dst_stride);
 
+// The rows that column panels are multiplied by, and the positions that count: those at which some row is not zero.
+struct ColumnInput {
+  const float* x = nullptr;
+  int64_t x_stride = 0;
+  const float* sums = nullptr;  // as for a GemvKernel
+  int64_t sums_stride = 0;
+  // Group g has the positions from positions[first_of_group[g]] on, ascending, up to those of group g + 1. After all of
+  // them stand kPositionsAhead more, to be prefetched: those of the next column panel, counted on from this one. Null:
+  // every position counts.
+  const int32_t* positions = nullptr;
+  const int32_t* first_of_group = nullptr;  // [num_groups + 1]; read if positions are given
+};
+inline constexpr int64_t kPositionsAhead = 48;
+
+// The product of a GemvKernel for whole column panels. Each output adds the positions of a group in ascending order, in
+// one chain. So a position whose inputs are zero changes no bit, whether it counts or not, unless its weight is
+// infinite or NaN; nor does the number of rows.
+using ColumnKernel = void (*)(const PanelRun& run, const ColumnInput& x, float* y, int64_t y_stride);
+
+// Expands positions [begin_k, end_k) of panel `panel` of the run's first column panel, as an ExpandKernel does.
+using ColumnExpandKernel = void (*)(const PanelRun& run, int64_t panel, int64_t begin_k, int64_t end_k, float* dst,
+                                    int64_t dst_stride);
+
+// Writes the positions in [begin_k, end_k) at which one of num_rows rows is not zero (a NaN is not), ascending, and
+// returns their number. `positions` has room for kPositionsSlack more.
+using NonzeroKernel = int64_t (*)(const float* x, int64_t x_stride, int64_t num_rows, int64_t begin_k, int64_t end_k,
+                                  int32_t* positions);
+inline constexpr int64_t kPositionsSlack = 16;
+
 // One register tile, for a fixed number of rows and o < num_outs <= tile_outs:
 //   y[r * y_stride + o] = start[r * start_stride + o] + sum over k < num_k of a[k * rows + r] * b[k * tile_outs + o].
 // A null start is zero; a bias has stride 0; start may be y. num_k is even, b 64-byte aligned.
@@ -138,10 +179,19 @@ struct LinearKernels {
   TileKernel tile[kMaxTileRows];  // [rows - 1]
 };
 
+// Entries of formats without column panels are null.
+struct ColumnKernels {
+  ColumnKernel gemv[kNumWeightFormats][kMaxGemvRows];  // [format][rows - 1], for as many rows as LinearKernels
+  ColumnExpandKernel expand[kNumWeightFormats];
+  NonzeroKernel nonzero_positions;
+};
+
 // strip[k * num_rows + r] = x[r * x_stride + k] for k < num_k: the order in which a TileKernel reads x. Needs AVX2.
 void pack_strip(const float* x, int64_t x_stride, int64_t num_rows, int64_t num_k, float* strip);
 
 const LinearKernels& linear_kernels_avx2();
 const LinearKernels& linear_kernels_avx512();
+const ColumnKernels& column_kernels_avx2();
+const ColumnKernels& column_kernels_avx512();
 
 }  // namespace pare::runtime

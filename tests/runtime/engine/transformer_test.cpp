@@ -289,6 +289,29 @@ TEST(Transformer, BytesArePacked32BitWeights) {
   ASSERT_EQ(model.kernel_names().size(), 1u);
 }
 
+// With one row, a zero is a skipped column, unless too few are zero.
+TEST(Transformer, CountsTheZerosAfterRelu) {
+  const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 1);
+  Transformer opt = Transformer::load(Checkpoint::open(family_path("opt_learned_positions")), *backend);
+  EXPECT_EQ(opt.bytes_read_per_token(), opt.bytes_per_token());
+  const TokenWindows windows = read_npy(family_path("opt_learned_positions") / "ids.npy");
+  const std::unique_ptr<Transformer::Session> session = opt.start(windows.num_tokens);
+  for (const int32_t& id : windows.window(0)) session->feed({&id, 1});
+  const InputZeros zeros = opt.input_zeros();
+  const auto num_blocks = static_cast<int64_t>(opt.description().blocks.size());
+  EXPECT_EQ(zeros.num_products, num_blocks * windows.num_tokens);
+  EXPECT_EQ(zeros.num_inputs, zeros.num_products * opt.description().feed_forward_size);
+  EXPECT_EQ(zeros.num_columns, zeros.num_inputs);
+  EXPECT_GT(zeros.num_zeros, zeros.num_inputs / 10);
+  EXPECT_LT(zeros.num_zeros, zeros.num_inputs);
+  EXPECT_LE(zeros.num_skipped, zeros.num_zeros);
+  EXPECT_GT(zeros.num_skipped, 0);
+  EXPECT_LT(opt.bytes_read_per_token(), opt.bytes_per_token());
+
+  const Transformer llama = Transformer::load(Checkpoint::open(family_path("llama_gqa_untied")), *backend);
+  EXPECT_FALSE(llama.input_zeros().is_counted());
+}
+
 TEST(Transformer, TiedHeadIsStoredOnce) {
   const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 2);
   const Transformer model = Transformer::load(Checkpoint::open(family_path("llama3_rope_tied")), *backend);
