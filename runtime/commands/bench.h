@@ -41,12 +41,11 @@ struct BenchResult {
   double prefill_gflops = 0.0;   // linear_flops at the best speed
   double prefill_share = 0.0;    // share of the roof
 
-  // Decode. One token reads every packed linear (but for skipped columns) and one row of the embedding. The keys and values that it also reads,
-  // on average, are given but not counted.
-  int64_t bytes_per_token = 0;
-  // Of linears with sparse inputs, and the bytes that a token read without the columns that they skipped.
+  // Decode. One token reads every packed linear, but for skipped columns, and one row of the embedding. The keys and
+  // values that it also reads, on average, are given but not counted.
+  // bytes_read_per_token is without the columns that linears with sparse inputs skipped.
+  int64_t bytes_per_token = 0, bytes_read_per_token = 0;
   InputZeros input_zeros;
-  int64_t bytes_read_per_token = 0;
   int kv_bits = 0;
   int attention_bits = 0;
   int64_t kv_bytes_per_token = 0;

@@ -157,17 +157,17 @@ void run_generate(const Arguments& arguments, Console& console) {
                                 : " at " + format_number(generation.decode_tokens_per_second(), 1) + " tokens/s"));
   const InputZeros zeros = model.input_zeros();
   nlohmann::ordered_json result = {{"prompt", prompt},
-                           {"text", stream.continuation()},
-                           {"ids", generation.ids},
-                           {"temperature", sampling.temperature},
-                           {"top_k", sampling.top_k},
-                           {"top_p", sampling.top_p},
-                           {"stopped_by", generation.reached_end ? "end" : "max-tokens"},
-                           {"prompt_tokens", generation.prompt_tokens},
-                           {"tokens", generation.ids.size()},
-                           {"prefill_tokens_per_second", generation.prefill_tokens_per_second()},
-                           {"decode_tokens_per_second", generation.decode_tokens_per_second()},
-                           {"peak_memory_bytes", memory.peak_bytes()}};
+                                   {"text", stream.continuation()},
+                                   {"ids", generation.ids},
+                                   {"temperature", sampling.temperature},
+                                   {"top_k", sampling.top_k},
+                                   {"top_p", sampling.top_p},
+                                   {"stopped_by", generation.reached_end ? "end" : "max-tokens"},
+                                   {"prompt_tokens", generation.prompt_tokens},
+                                   {"tokens", generation.ids.size()},
+                                   {"prefill_tokens_per_second", generation.prefill_tokens_per_second()},
+                                   {"decode_tokens_per_second", generation.decode_tokens_per_second()},
+                                   {"peak_memory_bytes", memory.peak_bytes()}};
   if (zeros.is_counted()) {
     console.progress().print(zeros_text(zeros));
     result["zero_inputs"] = zeros.zero_share();

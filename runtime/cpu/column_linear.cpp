@@ -66,9 +66,8 @@ void CpuPackedLinear::gemv_columns(ColumnInput x, int64_t num_rows, const PanelR
   num_products_.fetch_add(1, std::memory_order_relaxed);
   skipped_bytes_.fetch_add(skipped_bytes, std::memory_order_relaxed);
   const int64_t num_bytes = num_columns * at_once * part.panel_bytes - skipped_bytes;
-  share_panels(num_threads(), num_columns, num_bytes, [&](int64_t begin, int64_t end) {
-    multiply_panels(first_column + begin, first_column + end);
-  });
+  share_panels(num_threads(), num_columns, num_bytes,
+               [&](int64_t begin, int64_t end) { multiply_panels(first_column + begin, first_column + end); });
 }
 
 void CpuPackedLinear::count_zeros(const float* x_RI, int64_t num_rows) const {

@@ -153,7 +153,8 @@ class CpuPackedLinear final : public PackedLinear {
 
 // Packs linears that share their input, stacked along O in the given order; each may have its own precision. A 2:4
 // weight of bf16, f16, int8 or int4 is packed as its kept values alone (packed_format); other patterns are packed with
-// their zeros. A single linear with sparse inputs is packed in column panels, if its format has them and is not 2:4. num_threads <= 0: OpenMP decides at each call. The CPU must support `isa`.
+// their zeros. A single linear with sparse inputs is packed in column panels, if its format has them and is not 2:4.
+// num_threads <= 0: OpenMP decides at each call. The CPU must support `isa`.
 // Throws std::invalid_argument if parts is empty or disagree in num_in, or if a 2:4 weight keeps more than two of four.
 // Also throws it if a dense type is not F32, F16 or BF16, or if its bytes or the bias do not fit the shape. Throws what
 // validate() throws for a quantized weight.

@@ -190,8 +190,7 @@ void pack_column_lane(const QuantizedWeight& weight, const QuantizedPanels& pane
   std::byte* word = lines + out % kPanel * 4;
   for (int64_t k = 0; k < panels.num_k; ++k, word += unit.num_bytes) {
     const int32_t column = panels.column_of_k[k];
-    const uint32_t code =
-        column < 0 ? static_cast<uint32_t>(weight.zero(out, k / panels.group_len)) : codes[column];
+    const uint32_t code = column < 0 ? static_cast<uint32_t>(weight.zero(out, k / panels.group_len)) : codes[column];
     uint32_t bits_of_panels = 0;
     std::memcpy(&bits_of_panels, word, 4);
     bits_of_panels |= ((code - center) & mask) << shift;

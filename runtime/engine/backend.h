@@ -32,10 +32,10 @@ namespace pare::runtime {
 // The zeros among the inputs of linears that expect them (LinearWeights::has_sparse_input), counted since they were
 // packed.
 struct InputZeros {
-  int64_t num_inputs = 0;   // values of all rows
-  int64_t num_zeros = 0;    // those that were zero
-  // Of decode's products: the columns of the weights, those of them that were not read, the number of products, and the
-  // bytes that they did not read.
+  int64_t num_inputs = 0;  // values of all rows
+  int64_t num_zeros = 0;   // those that were zero
+  // These count decode's products: the columns of their weights, those that were not read, the products themselves, and
+  // the bytes that they did not read.
   int64_t num_columns = 0;
   int64_t num_skipped = 0;
   int64_t num_products = 0;

@@ -119,8 +119,7 @@ class Packer {
     block.o = pack({source.o});
     if (source.latent) pack_latents(*source.latent, source, model, block);
     for (const FeedForwardDescription& expert : source.experts) {
-      block.experts.push_back(
-          {pack(expert.readers()), pack({expert.down}, {}, model.activation == Activation::relu)});
+      block.experts.push_back({pack(expert.readers()), pack({expert.down}, {}, model.activation == Activation::relu)});
     }
     if (source.router) block.router = pack_plain(source.routers());
     if (source.correction) block.correction_E = vector(*source.correction);

@@ -438,7 +438,8 @@ std::string Perplexity::to_text() const {
   text << "keys and values       " << kv_bits << " bits, " << kv_bytes_per_token
        << " bytes per token; attention's products in " << attention_bits << " bits\n";
   if (zero_inputs) {
-    text << "zero inputs           " << format_number(100.0 * *zero_inputs, 2) << " % of the down projections' inputs\n";
+    text << "zero inputs           " << format_number(100.0 * *zero_inputs, 2)
+         << " % of the down projections' inputs\n";
   }
   text << "speed                 " << format_number(tokens_per_second, 1) << " tokens/s, " << format_duration(seconds)
        << '\n';

@@ -93,12 +93,12 @@ struct Perplexity : EvaluationResult {
   std::optional<double>
       top1_accuracy;  // share of targets that are the most probable token; not measured with a reference
   std::optional<Comparison> comparison;
-  int kv_bits = 0;                 // the model's keys and values; the reference has its own
-  int attention_bits = 0;          // attention's products, likewise
-  int64_t kv_bytes_per_token = 0;  // what a token adds to a cache of the model
+  int kv_bits = 0;                    // the model's keys and values; the reference has its own
+  int attention_bits = 0;             // attention's products, likewise
+  int64_t kv_bytes_per_token = 0;     // what a token adds to a cache of the model
   std::optional<double> zero_inputs;  // the share of zeros among the inputs of linears that expect them
   double seconds = 0.0;               // only scoring, without loading
-  double tokens_per_second = 0.0;  // all tokens of the windows, of each model, per second
+  double tokens_per_second = 0.0;     // all tokens of the windows, of each model, per second
 
   // Returns one JSON object, with the members above as keys on one level: perplexity, standard_error (the
   // perplexity's), nll, window_nll, tokens, windows, context, protocol, protocol_label, seconds, tokens_per_second,

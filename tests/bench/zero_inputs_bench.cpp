@@ -126,8 +126,8 @@ void compare_linears(Precision precision, Isa isa, int num_threads, int num_roun
               least_panels * 1e3, megabytes * 1e-3 / least_panels, roof);
   for (size_t share = 0; share < kNumShares; ++share) {
     const double read = megabytes - skipped[share];
-    std::printf("  columns, %4.1f %% of x zero    %8.1f MB %8.3f ms  %6.2f GB/s   x %.2f\n", 100.0 * kShares[share], read,
-                least[share] * 1e3, read * 1e-3 / least[share], least_panels / least[share]);
+    std::printf("  columns, %4.1f %% of x zero    %8.1f MB %8.3f ms  %6.2f GB/s   x %.2f\n", 100.0 * kShares[share],
+                read, least[share] * 1e3, read * 1e-3 / least[share], least_panels / least[share]);
   }
   std::fflush(stdout);
 }
@@ -198,7 +198,8 @@ void compare_models(const std::string& path, Isa isa, int num_threads, int num_r
     const double megabytes = static_cast<double>(panels.transformer().bytes_per_token()) * 1e-6;
     const double read = static_cast<double>(columns.transformer().bytes_read_per_token()) * 1e-6;
     std::printf(
-        "%.1f %% of x zero: panels %.1f MB a token, %.2f tokens/s; columns %.1f MB, %.2f tokens/s: x %.3f, bytes x %.3f\n",
+        "%.1f %% of x zero: panels %.1f MB a token, %.2f tokens/s; columns %.1f MB, %.2f tokens/s: x %.3f, bytes x "
+        "%.3f\n",
         100.0 * static_cast<double>(zeros.num_zeros) / static_cast<double>(zeros.num_inputs), megabytes,
         1.0 / least_panels, read, 1.0 / least_columns, least_panels / least_columns, megabytes / read);
     std::fflush(stdout);

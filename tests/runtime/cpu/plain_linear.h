@@ -87,7 +87,8 @@ inline uint8_t random_code(std::mt19937& random, int bits) {
   return static_cast<uint8_t>(draw < limit ? draw : draw % 2 == 0 ? 0 : limit - 1);
 }
 
-inline OwnedWeights random_weights(const Format& format, int64_t num_out, int64_t num_in, bool has_bias, uint32_t seed) {
+inline OwnedWeights random_weights(const Format& format, int64_t num_out, int64_t num_in, bool has_bias,
+                                   uint32_t seed) {
   std::mt19937 random(seed);
   OwnedWeights owned;
   owned.weights.name = format.name();
@@ -232,7 +233,7 @@ class GuardedOutput {
 // The comparator: returns an empty text if every element of y is within its tolerance, else names the first that is
 // not. The columns of y are the outputs from first_out on.
 inline std::string difference(const Expected& expected, const GuardedOutput& y, int64_t num_rows, int64_t first_out,
-                       int64_t num_outs) {
+                              int64_t num_outs) {
   for (int64_t r = 0; r < num_rows; ++r) {
     for (int64_t o = 0; o < num_outs; ++o) {
       const double want = expected.y_RO[r * expected.num_out + first_out + o];
@@ -248,8 +249,8 @@ inline std::string difference(const Expected& expected, const GuardedOutput& y, 
   return "";
 }
 
-inline std::string multiply_and_compare(const CpuPackedLinear& packed, const Expected& expected, const std::vector<float>& x,
-                                 int64_t num_rows) {
+inline std::string multiply_and_compare(const CpuPackedLinear& packed, const Expected& expected,
+                                        const std::vector<float>& x, int64_t num_rows) {
   GuardedOutput y(num_rows, packed.num_out(), packed.num_out());
   packed.multiply(x.data(), num_rows, y.data());
   return difference(expected, y, num_rows, 0, packed.num_out());
