@@ -10,6 +10,7 @@
 #include "compress/artifact/small_files.h"
 #include "runtime/containers/container_table.h"
 #include "runtime/containers/stored_linear.h"
+#include "runtime/model/activation_sparsity.h"
 #include "runtime/model/expert_stacks.h"
 #include "runtime/model/own_config.h"
 #include "runtime/system/atomic_file.h"
@@ -86,10 +87,11 @@ std::string escaped(const std::string& name) {
   return expression;
 }
 
-// Returns config.json: the source's, with a quantization_config of the modules that are in a container. The parts of a
+// Returns config.json: the source's, with a quantization_config of the modules that are in a container, and with the
+// thresholds of activation sparsity. The parts of a
 // whole model beside its text part are left alone, by patterns: programs differ in what stands before their names.
 std::string config_of(const runtime::Checkpoint& source, std::vector<runtime::StoredModule> modules,
-                      std::vector<std::string> unquantized) {
+                      std::vector<std::string> unquantized, const runtime::SparsityThresholds& thresholds) {
   // transformers 5 calls the head of every decoder lm_head, whatever its files call it (embed_out of gpt_neox).
   constexpr const char* kHead = "lm_head";
   if (const std::string head = source.is_encoder() ? kHead : source.description().head.name; head != kHead) {
@@ -103,7 +105,8 @@ std::string config_of(const runtime::Checkpoint& source, std::vector<runtime::St
     config["quantization_config"] =
         runtime::parse_ordered_json(runtime::container_config_json(modules, unquantized), "quantization_config");
   }
-  const std::string text = runtime::json_text(config, 2) + "\n";
+  std::string text = runtime::json_text(config, 2) + "\n";
+  if (!thresholds.empty()) text = runtime::with_sparsity_thresholds(text, thresholds, "config.json");
   return !modules.empty() && (are_own(modules) || !have_place(source, modules))
              ? runtime::config_for_pare_alone(text, "config.json")
              : text;
@@ -207,12 +210,16 @@ void assemble_hugging_face(const Parts& parts, const runtime::Checkpoint& source
 
   std::vector<runtime::StoredModule> modules;
   std::set<std::string> replaced;
+  runtime::SparsityThresholds thresholds;
   for (const LayerRecord& record : parts.records()) {
+    if (record.sparsity_threshold > 0.0) {
+      thresholds.emplace(record.name, static_cast<float>(record.sparsity_threshold));
+    }
     if (record.is_plain()) continue;
     modules.push_back({record.name, record.scheme, record.is_linear});
     if (!record.scheme.has_own_tensor()) replaced.insert(record.name + ".weight");
   }
-  runtime::write_file_atomically(directory / "config.json", config_of(source, modules, unquantized));
+  runtime::write_file_atomically(directory / "config.json", config_of(source, modules, unquantized, thresholds));
   copy_small_files(source, inputs, directory);
 
   std::vector<runtime::SafetensorsFile> files;
@@ -240,8 +247,12 @@ void verify_hugging_face(const Parts& parts, const runtime::Checkpoint& source, 
   const runtime::Checkpoint written = runtime::Checkpoint::open(directory);
   std::set<std::string> replaced;
   for (const LayerRecord& record : parts.records()) {
-    if (record.is_plain()) continue;  // compared with the other tensors below
     const runtime::LinearDescription linear{record.name, record.num_out, record.num_in, false};
+    if (written.sparsity_threshold(linear) != static_cast<float>(record.sparsity_threshold)) {
+      throw std::runtime_error("verification of '" + directory.string() + "': the sparsity threshold of " +
+                               record.name + " reads back differently from what was computed");
+    }
+    if (record.is_plain()) continue;  // compared with the other tensors below
     const runtime::StoredLinear stored = stored_again(written.linear(linear), record, directory);
     if (content_hash(stored) != record.sha256) {
       throw std::runtime_error("verification of '" + directory.string() + "': codes, scales or input of " +

@@ -34,6 +34,8 @@ struct LayerRecord {
   double output_error = 0.0;
   // The value that gptq or sparsegpt used, the later one's if both ran; empty: no pass used one.
   std::optional<double> damping;
+  // Inputs up to it are dropped (InputFormat::sparsity_threshold); 0: none.
+  double sparsity_threshold = 0.0;
   std::string scaling;  // a description of the input's scaling; empty: none
   // The share S of the step towards the original model (quant/fit.h), or 0 without such a step. Errors are measured
   // against the weight after that step.
@@ -62,6 +64,7 @@ struct LayerRecord {
     visit("error_measure", error_measure);
     visit("output_error", output_error);
     visit("damping", damping);
+    visit("sparsity_threshold", sparsity_threshold);
     visit("scaling", scaling);
     visit("fit", fit);
     visit("error_before_refinement", error_before_refinement);

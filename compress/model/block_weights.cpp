@@ -24,7 +24,7 @@ LinearOperands operands_of(const NamedTensors& tensors, const runtime::LinearDes
 
 const runtime::InputFormat* input_format_of(const InputFormats& formats, const runtime::LinearDescription& linear) {
   const auto found = formats.find(linear.name);
-  return found == formats.end() || found->second.is_plain() ? nullptr : &found->second;
+  return found == formats.end() || found->second.keeps_values() ? nullptr : &found->second;
 }
 
 std::vector<runtime::LinearDescription> linears_of(const runtime::BlockDescription& block) {
@@ -164,7 +164,9 @@ InputFormats read_input_formats(const runtime::Checkpoint& checkpoint) {
   InputFormats formats;
   for (const runtime::LinearDescription& linear : runtime::block_linears(checkpoint.description())) {
     const std::optional<runtime::PackScheme> scheme = checkpoint.stored_scheme(linear);
-    if (scheme && !scheme->input.is_plain()) formats.emplace(linear.name, checkpoint.linear(linear).input);
+    const bool is_rounded = scheme && !scheme->input.is_plain();
+    if (!is_rounded && checkpoint.sparsity_threshold(linear) == 0.0f) continue;
+    formats.emplace(linear.name, checkpoint.linear(linear).input);
   }
   return formats;
 }

@@ -146,7 +146,7 @@ CompressedLayer finish_layer(const runtime::Checkpoint& checkpoint, const StageS
     record.pattern = layer.sparsity->pattern;
     record.num_zeros = layer.weight_OI.eq(0.0).sum().item<int64_t>();
   }
-  if (!state.input.is_plain() && state.statistics.sample_RI.defined() && state.statistics.sample_RI.size(0) > 0) {
+  if (!state.input.keeps_values() && state.statistics.sample_RI.defined() && state.statistics.sample_RI.size(0) > 0) {
     record.output_error = output_error(state, layer);
   }
   if (!state.input_event.empty()) record.events.push_back(state.input_event);
@@ -154,8 +154,11 @@ CompressedLayer finish_layer(const runtime::Checkpoint& checkpoint, const StageS
   record.num_out = plan.linear.num_out;
   record.num_in = plan.linear.num_in;
   for (const Step& step : plan.steps) {
-    if (scope_of(step.options->kind()) == PassScope::stage) record.method = step.row->key;
+    const PassKind kind = step.options->kind();
+    const bool names_method = kind != PassKind::drops_inputs || record.method.empty();
+    if (scope_of(kind) == PassScope::stage && names_method) record.method = step.row->key;
   }
+  record.sparsity_threshold = static_cast<double>(state.input.sparsity_threshold);
   record.scheme = plan.scheme;
   record.scheme.input = runtime::input_scheme(state.input);
   if (!record.is_plain()) runtime::container_format(record.scheme.container).adapt(result.stored, record.scheme);
@@ -172,6 +175,11 @@ std::string hash_of(const CompressedLayer& layer, const std::vector<runtime::Own
     }
   }
   return content_hash(layer.stored);
+}
+
+// Of passes that need tokens, and that a survey of what rounding costs leaves out.
+bool only_with_tokens(PassKind kind) {
+  return kind == PassKind::scales_inputs || kind == PassKind::drops_inputs;
 }
 
 // Checks that every pruned weight is still zero after a later pass.
@@ -212,7 +220,7 @@ void apply_steps(StageState& state, const FoldScales& fold) {
     for (LayerState& layer : state.layers) {
       for (const Step& step : layer.plan->steps) {
         if (step.pass != pass || scope_of(step.options->kind()) != PassScope::stage) continue;
-        if (!fold && step.options->kind() == PassKind::scales_inputs) continue;
+        if (!fold && only_with_tokens(step.options->kind())) continue;
         row = step.row;
         stepped.layers.push_back({&layer, step.options.get()});
       }
@@ -324,11 +332,16 @@ void restore_block(const std::vector<LayerPlan>& layers, int64_t part, const Art
   for (const LayerRecord& record : *artifact.committed(part)) {
     const auto layer = std::find_if(layers.begin(), layers.end(),
                                     [&](const LayerPlan& planned) { return planned.linear.name == record.name; });
-    if (layer == layers.end() || record.is_plain()) continue;
-    const runtime::StoredLinear stored = artifact.read_layer(part, record);
-    if (!record.scheme.has_own_tensor())
-      block.set_weight(layer->stage, layer->index, runtime::effective_weight(stored));
-    block.set_input_format(layer->stage, stored.input);
+    if (layer == layers.end()) continue;
+    runtime::InputFormat input;
+    if (!record.is_plain()) {
+      const runtime::StoredLinear stored = artifact.read_layer(part, record);
+      if (!record.scheme.has_own_tensor())
+        block.set_weight(layer->stage, layer->index, runtime::effective_weight(stored));
+      input = stored.input;
+    }
+    input.sparsity_threshold = static_cast<float>(record.sparsity_threshold);
+    if (!input.keeps_values()) block.set_input_format(layer->stage, input);
   }
   for (const runtime::OwnedTensor& tensor : artifact.read_changed(part, checkpoint)) {
     if (tensor.shape != checkpoint.layout(tensor.name).shape) throw damaged_file(artifact.record_file(part));

@@ -1,5 +1,6 @@
 #include "compress/passes/pass_table.h"
 
+#include "compress/recipe/activation_sparsity_pass.h"
 #include "compress/recipe/distill_pass.h"
 #include "compress/recipe/pass_options.h"
 #include "compress/recipe/prune_options.h"
@@ -25,6 +26,7 @@ std::vector<const PassRow*>& table() {
       row<ActivationsPass>("activations", apply_activations),
       row<AwqPass>("awq", apply_awq),
       row<SmoothQuantPass>("smoothquant", apply_smoothquant),
+      row<ActivationSparsityPass>("activation_sparsity", apply_activation_sparsity),
       row<ReconstructPass>("reconstruct"),
       row<DistillPass>("distill"),
   };

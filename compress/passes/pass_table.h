@@ -21,5 +21,6 @@ std::optional<InputScaling> apply_llm_int8(StageState& stage, const SteppedLayer
 std::optional<InputScaling> apply_activations(StageState& stage, const SteppedLayers& layers);
 std::optional<InputScaling> apply_awq(StageState& stage, const SteppedLayers& layers);
 std::optional<InputScaling> apply_smoothquant(StageState& stage, const SteppedLayers& layers);
+std::optional<InputScaling> apply_activation_sparsity(StageState& stage, const SteppedLayers& layers);
 
 }  // namespace pare::compress

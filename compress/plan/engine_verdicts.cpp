@@ -32,6 +32,13 @@ bool stage_is_uniform(const std::vector<LayerPlan>& layers, runtime::Stage stage
   return true;
 }
 
+bool drops_inputs(const RunPlan& plan) {
+  return std::any_of(plan.blocks.begin(), plan.blocks.end(), [](const auto& layers) {
+    return std::any_of(layers.begin(), layers.end(),
+                       [](const LayerPlan& layer) { return layer.step(PassKind::drops_inputs) != nullptr; });
+  });
+}
+
 class Reasons {
  public:
   void add(const std::string& reason) {  // an empty one is none
@@ -143,6 +150,11 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const runtime::Mod
       if (std::find(schemes.begin(), schemes.end(), layer.scheme) == schemes.end()) schemes.push_back(layer.scheme);
       const runtime::ContainerFormat& container = runtime::container_format(layer.scheme.container);
       for (Judgement* const engine : {&transformers, &vllm, &converter}) engine->add(container, layer.scheme);
+    }
+  }
+  if (drops_inputs(plan)) {
+    for (Judgement* const engine : {&transformers, &vllm, &converter}) {
+      engine->restrictions.add("activation sparsity is ignored: no input is dropped");
     }
   }
   judge_experts(plan, model, schemes, transformers.against, vllm.against);

@@ -101,10 +101,11 @@ bool keep_scaled_stages(const PassRecipe& scaling, size_t pass, const runtime::B
   return scales_any;
 }
 
-std::vector<Step> plan_steps(const Recipe& recipe, const runtime::LinearDescription& linear,
+std::vector<Step> plan_steps(const Recipe& recipe, const runtime::LinearDescription& linear, runtime::Stage stage,
                              runtime::DType scale_dtype) {
   std::vector<Step> steps;
   for (size_t p = 0; p < recipe.passes.size(); ++p) {
+    if (!recipe.passes[p].options->takes(stage)) continue;
     const std::shared_ptr<PassOptions> options =
         layer_options(recipe.passes[p], linear.name, linear.num_out, linear.num_in);
     if (options == nullptr) continue;
@@ -114,7 +115,8 @@ std::vector<Step> plan_steps(const Recipe& recipe, const runtime::LinearDescript
   // Scaling alone does nothing, because it prepares a rounding. A weight that is stored as it was is not trained
   // either.
   const bool is_changed = std::any_of(steps.begin(), steps.end(), [](const Step& step) {
-    return step.options->kind() == PassKind::changes_weights || step.options->kind() == PassKind::rounds;
+    const PassKind kind = step.options->kind();
+    return kind == PassKind::changes_weights || kind == PassKind::rounds || kind == PassKind::drops_inputs;
   });
   return is_changed ? steps : std::vector<Step>();
 }
@@ -168,13 +170,17 @@ void keep_reconstructed_layers(const Recipe& recipe, RunPlan& plan) {
 void plan_block(const Recipe& recipe, runtime::DType model_dtype, std::vector<LayerPlan> layers, RunPlan& plan) {
   const runtime::DType scale_dtype = runtime::container_format(recipe.container).scale_dtype(model_dtype);
   for (LayerPlan& layer : layers) {
-    layer.steps = plan_steps(recipe, layer.linear, scale_dtype);
+    layer.steps = plan_steps(recipe, layer.linear, layer.stage, scale_dtype);
     if (!layer.is_compressed()) {
       plan.unquantized.push_back(layer.linear.name);
       continue;
     }
     check_fits_agree(layer);
     plan_storage(recipe.container, layer);
+    if (layer.only_drops_inputs()) {
+      check_measured_layers(recipe, layer.linear.name);
+      plan.unquantized.push_back(layer.linear.name);
+    }
     for (const Step& step : layer.steps) {
       plan.needs_calibration |= step.options->need() != StatisticsNeed::none &&
                                 (recipe.calibration.has_value() || step.options->needs_data());
@@ -266,6 +272,12 @@ const Step* LayerPlan::find_step(PassKind kind) const {
 const PassOptions* LayerPlan::step(PassKind kind) const {
   const Step* const found = find_step(kind);
   return found == nullptr ? nullptr : found->options.get();
+}
+
+bool LayerPlan::only_drops_inputs() const {
+  return is_compressed() && std::all_of(steps.begin(), steps.end(), [](const Step& item) {
+           return item.options->kind() == PassKind::drops_inputs;
+         });
 }
 
 runtime::InputFormat LayerPlan::input() const {
@@ -398,9 +410,14 @@ void plan_storage(const std::string& container, LayerPlan& layer) {
 }
 
 void check_not_quantized(const runtime::Checkpoint& checkpoint) {
-  if (!checkpoint.is_quantized()) return;
-  throw std::invalid_argument("'" + checkpoint.directory().string() +
-                              "' is quantized already; start from the original checkpoint (F32, F16 or BF16)");
+  const std::string name = "'" + checkpoint.directory().string() + "'";
+  if (checkpoint.is_quantized()) {
+    throw std::invalid_argument(name + " is quantized already; start from the original checkpoint (F32, F16 or BF16)");
+  }
+  if (!checkpoint.sparsity_thresholds().empty()) {
+    throw std::invalid_argument(name + " drops small inputs already (activation_sparsity); start from the original " +
+                                "checkpoint");
+  }
 }
 
 RunPlan plan_decoder(const Recipe& recipe, const runtime::Checkpoint& checkpoint) {

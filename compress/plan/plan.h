@@ -34,6 +34,8 @@ struct LayerPlan {
   // fitted, also where one of its passes says so. Experts are not fitted: which tokens reach one depends on the model,
   // so there is nothing to compare.
   const quant::FitOptions* fit() const;
+  // True if the weight stays as it is, and only small inputs are dropped.
+  bool only_drops_inputs() const;
   bool is_reconstructed() const { return step(PassKind::reconstructs) != nullptr; }
   StatisticsNeed need() const;
 };
@@ -108,7 +110,7 @@ RunPlan plan_statistics(const runtime::ModelDescription& model);
 // called again when a step's options change.
 void plan_storage(const std::string& container, LayerPlan& layer);
 
-// Throws std::invalid_argument for a source that is quantized already.
+// Throws std::invalid_argument for a source that is quantized already, or that drops small inputs.
 void check_not_quantized(const runtime::Checkpoint& checkpoint);
 
 }  // namespace pare::compress

@@ -153,6 +153,13 @@ void check_pattern_effects(const Recipe& recipe, const std::vector<std::string>&
   }
 }
 
+void check_measured_layers(const Recipe& recipe, const std::string& layer) {
+  if (!recipe.budget && !recipe.sensitivity) return;
+  const std::string key = recipe.budget ? "budget" : "sensitivity";
+  refuse_recipe(key + ": it measures what rounding costs, and no pass rounds " + layer +
+                ", whose small inputs are dropped: exclude the layer from both passes, or from neither");
+}
+
 void check_fits_agree(const LayerPlan& layer) {
   std::string_view fitted, unfitted;  // the passes that ask for it, and against it
   for (const Step& step : layer.steps) {
@@ -247,6 +254,10 @@ void refuse_what_encoders_lack(const Recipe& recipe, const runtime::EncoderDescr
                   ") normalizes after its residual sums, so a norm's output feeds the residual stream as well "
                   "as the next linears: dividing it has no exact inverse there, and nothing is scaled. Leave the "
                   "pass out");
+  }
+  if (const PassRecipe* dropping = find_pass(recipe, PassKind::drops_inputs)) {
+    refuse_recipe(std::string(dropping->row->key) +
+                  ": columns are skipped while tokens are decoded, and an encoder decodes none: leave it out");
   }
   refuse_if(
       find_pass(recipe, PassKind::reconstructs) != nullptr,

@@ -26,6 +26,8 @@ void check_packing(const Recipe& recipe);
 void check_pattern_names(const Recipe& recipe, const std::vector<std::string>& names);
 // Refuses a pattern that matches only layers to which it does nothing.
 void check_pattern_effects(const Recipe& recipe, const std::vector<std::string>& names, const RunPlan& plan);
+// Refuses a budget or a survey where this layer's weight is not rounded and only its inputs are dropped.
+void check_measured_layers(const Recipe& recipe, const std::string& layer);
 // Refuses steps that disagree about the fit, because a layer is fitted once, before its first step.
 void check_fits_agree(const LayerPlan& layer);
 void check_calibration(const Recipe& recipe, const RunPlan& plan);

@@ -18,6 +18,7 @@
 #include "quant/options.h"
 #include "runtime/format/fields.h"
 #include "runtime/format/stored_scheme.h"
+#include "runtime/model/stage.h"
 
 namespace pare::compress {
 
@@ -28,9 +29,9 @@ enum class StatisticsNeed { none, hessian_diagonal, hessian, original };
 inline constexpr int64_t kNumSampleRows = 512;
 
 // What a pass does to a layer. Weights are changed first (pruned), inputs scaled then, and weights rounded last, each
-// once; after them blocks may be trained (reconstruct_pass.h). What trains whole models stands between such groups
-// (distill_pass.h).
-enum class PassKind { changes_weights, scales_inputs, rounds, reconstructs, trains };
+// once; after them small inputs may be dropped (activation_sparsity_pass.h), or blocks trained (reconstruct_pass.h).
+// What trains whole models stands between such groups (distill_pass.h).
+enum class PassKind { changes_weights, scales_inputs, rounds, drops_inputs, reconstructs, trains };
 
 // What a pass works on at a time: the layers of a stage (PassRow::apply), a block after all its stages
 // (PassOptions::reconstruction), or the whole model (PassOptions::training).
@@ -123,6 +124,9 @@ class PassOptions {
   virtual bool needs_data() const { return need() != StatisticsNeed::none; }
   // Whether the range of the input is taken from the calibration, without which there is none.
   virtual bool needs_range() const;
+
+  // Whether the pass does anything to the layers that read this input. The plan asks it.
+  virtual bool takes(runtime::Stage) const { return true; }
 
   // How the step stores a layer, in `scheme`, which says how the steps before it do.
   virtual void store(runtime::PackScheme&) const {}

@@ -64,7 +64,7 @@ Passes stand in this order:
 1. one pass that prunes
 2. one that scales inputs
 3. one that rounds
-4. `reconstruct`
+4. `activation_sparsity`, or `reconstruct`
 
 Each may be left out, but a pass that scales inputs needs one that rounds after it. `distill` ends such a group, and
 another group may follow it.
@@ -85,6 +85,8 @@ std::string_view kind_text(PassKind kind) {
       return "scales inputs";
     case PassKind::rounds:
       return "rounds";
+    case PassKind::drops_inputs:
+      return "drops inputs";
     case PassKind::reconstructs:
       return "trains blocks";
     case PassKind::trains:

@@ -89,13 +89,24 @@ std::vector<PassKind> only(PassKind kind) {
 const std::vector<OrderRule>& order_rules() {
   using enum PassKind;
   static const std::vector<PassKind> kOfStages = {changes_weights, scales_inputs, rounds},
-                                     kLayerwise = {changes_weights, scales_inputs, rounds, reconstructs};
+                                     kLayerwise = {changes_weights, scales_inputs, rounds, reconstructs},
+                                     kTraining = {reconstructs, trains};
   static const std::vector<OrderRule> kRules = {
       {rounds, Group::earlier, kLayerwise,
        "weights are in codes already when they are trained: put {after} into the group before distill"},
       {changes_weights, Group::earlier, kLayerwise,
        "pruned weights are trained as they are stored: put {after} into the group that prunes, before distill"},
       {rounds, Group::same, only(trains), "codes of {before} cannot be trained: put {after} before it", is_not_trained},
+      {drops_inputs, Group::same, only(drops_inputs), "two passes that drop inputs: keep one"},
+      {drops_inputs, Group::same, kOfStages,
+       "inputs are dropped where the weights are finished: put {after} before {before}"},
+      {drops_inputs, Group::same, kTraining,
+       "{after} trains weights for inputs that are all there: put it before {before}, into a group of its own"},
+      {reconstructs, Group::same, only(drops_inputs),
+       "{before} trains blocks for inputs that are all there: leave one of the two out"},
+      {rounds, Group::earlier, only(drops_inputs),
+       "weights are in codes already when they are trained, and a model in codes is not calibrated again: leave {after} "
+       "out, or distill"},
       {reconstructs, Group::same, only(reconstructs), "two passes that reconstruct: keep one"},
       {rounds, Group::same, only(reconstructs),
        "only integers can be trained: leave out {after}, or the 'code' of {before}", has_other_codes},
@@ -210,7 +221,7 @@ PassRecipe read_pass(const Value& value, const std::optional<CalibrationRecipe>&
   if (pass.row == nullptr) {
     value.fail("expected a method: " + pass_names(PassKind::changes_weights) + "; " +
                pass_names(PassKind::scales_inputs) + "; " + pass_names(PassKind::rounds) + "; " +
-               pass_names(PassKind::reconstructs) + "; or " + pass_names(PassKind::trains));
+               pass_names(PassKind::drops_inputs) + "; " + pass_names(PassKind::reconstructs) + "; or " + pass_names(PassKind::trains));
   }
   if (!layers) return pass;
   const bool has_overrides = layers->has_key("override");

@@ -43,10 +43,9 @@ Json layer_json(const LayerRecord& layer) {
   }
   if (layer.damping) json["damping"] = *layer.damping;
   if (layer.scheme.per_tensor) json["per_tensor"] = true;
-  if (!input.is_plain()) {
-    json["input"] = runtime::input_format_name(input);
-    json["output_error"] = layer.output_error;
-  }
+  if (!input.is_plain()) json["input"] = runtime::input_format_name(input);
+  if (layer.sparsity_threshold > 0.0) json["sparsity_threshold"] = layer.sparsity_threshold;
+  if (!input.is_plain() || layer.sparsity_threshold > 0.0) json["output_error"] = layer.output_error;
   if (!layer.scaling.empty()) json["scaling"] = layer.scaling;
   if (layer.fit > 0.0) json["fit"] = layer.fit;
   if (layer.error_before_refinement > 0.0) json["error_before_refinement"] = layer.error_before_refinement;

@@ -119,7 +119,8 @@ std::string scheme_words(const LayerPlan& layer, RoundedPart part) {
   if (part == RoundedPart::activations) return runtime::input_format_name(layer.input());
   std::string words;
   for (const Step& step : layer.steps) {
-    if (step.options->kind() == PassKind::scales_inputs) continue;
+    const PassKind kind = step.options->kind();
+    if (kind == PassKind::scales_inputs || kind == PassKind::drops_inputs) continue;  // not measured
     words += (words.empty() ? "" : " + ") + step.options->words(step.row->key);
   }
   return words;

@@ -67,6 +67,7 @@ Inspection inspect_checkpoint(const std::filesystem::path& path) {
     result.num_bytes += static_cast<int64_t>(std::filesystem::file_size(file));
   }
   result.sparsity = inspect_sparsity(checkpoint);
+  result.sparsity_thresholds = checkpoint.sparsity_thresholds();
   for (const std::string& name : checkpoint.tensor_names())
     result.tensors.push_back(summarize(name, checkpoint.layout(name)));
   return result;
@@ -220,6 +221,17 @@ void append_sparsity(std::ostringstream& text, const std::vector<LayerSparsity>&
   }
 }
 
+void append_thresholds(std::ostringstream& text, const SparsityThresholds& thresholds) {
+  float low = thresholds.begin()->second, high = low;
+  for (const auto& [name, threshold] : thresholds) {
+    low = std::min(low, threshold);
+    high = std::max(high, threshold);
+  }
+  append_line(text, "small inputs",
+              "dropped in " + std::to_string(thresholds.size()) + " layers, up to thresholds from " +
+                  format_number(low, 5) + " to " + format_number(high, 5));
+}
+
 }  // namespace
 
 WeightSizes weight_sizes(const Checkpoint& checkpoint) {
@@ -304,6 +316,9 @@ std::string to_json(const Inspection& inspection) {
                                 {"violations", layer.num_violations},
                                 {"bits_per_weight", layer.bits_per_weight}});
   }
+  for (const auto& [name, threshold] : inspection.sparsity_thresholds) {
+    json["activation_sparsity"].push_back({{"name", name}, {"threshold", threshold}});
+  }
   json["bytes_by_dtype"] = inspection.bytes_by_dtype();
   json["tensors"] = nlohmann::ordered_json::array();
   for (const TensorSummary& tensor : inspection.tensors) {
@@ -343,6 +358,7 @@ std::string to_text(const Inspection& inspection, bool list_tensors) {
                     (inspection.model ? " with embedding and head" : " with embeddings"));
   }
   if (!inspection.sparsity.empty()) append_sparsity(text, inspection.sparsity);
+  if (!inspection.sparsity_thresholds.empty()) append_thresholds(text, inspection.sparsity_thresholds);
   append_line(text, "tensors", std::to_string(inspection.tensors.size()));
   for (const auto& [dtype, num_bytes] : inspection.bytes_by_dtype())
     append_line(text, "  " + dtype, format_bytes(num_bytes));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/commands/layer_sparsity.h"
+#include "runtime/model/activation_sparsity.h"
 #include "runtime/model/checkpoint.h"
 
 namespace pare::runtime {
@@ -43,6 +44,7 @@ struct Inspection {
   bool is_quantized = false;                  // checkpoint
   std::string quantization_method;            // checkpoint: "compressed-tensors", "awq", "bitsandbytes"; "" when dense
   std::vector<LayerSparsity> sparsity;        // checkpoint: the layers with a claim of sparsity
+  SparsityThresholds sparsity_thresholds;     // checkpoint: of activation sparsity, by layer
   std::string architecture;                   // gguf
   int64_t num_windows = 0, num_tokens = 0;    // token windows
   std::string windows_tokenizer;  // token windows: the hash of the tokenizer that made the ids; empty: not known

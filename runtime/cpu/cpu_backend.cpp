@@ -334,9 +334,10 @@ class CpuBackend final : public HostBackend {
                  LinearInput& x_RHK) override {
     check_attention(cache, sequences, shape);
     run_attention(kernels_, q_RHK, cache, sequences.table, shape, num_threads(), x_RHK.x());
-    if (x_RHK.format().is_plain()) return;
+    if (x_RHK.format().keeps_values()) return;
     // Several tasks, one for each kv head, make a row. So it is rounded when all are done.
     const int64_t num_rows = sequences.num_rows, width = shape.num_heads * shape.head_size;
+    drop_small({x_RHK.x(), static_cast<size_t>(num_rows * width)}, x_RHK.format().sparsity_threshold);
     round_rows(rows_, x_RHK, num_rows, width, threads_for(num_rows * width));
   }
 
@@ -497,15 +498,20 @@ class CpuBackend final : public HostBackend {
   }
 
  private:
-  // Makes the rows of x with make_row(row, destination) and rounds them in the format of x's consumer. If the format
+  // Makes the rows of x with make_row(row, destination), drops their small values and rounds them in the format of x's consumer. If the format
   // allows it, each row is rounded while it is in the L1 cache.
   template <typename MakeRow>
   void make_rows(LinearInput& x, int64_t num_rows, int64_t width, const MakeRow& make_row) const {
     const int threads = threads_for(num_rows * width);
     const bool is_plain = x.format().is_plain();
+    const float threshold = x.format().sparsity_threshold;
+    const auto make_sparse_row = [&](int64_t r, float* row) {
+      make_row(r, row);
+      drop_small({row, static_cast<size_t>(width)}, threshold);
+    };
     if (is_plain || !rounds_each_row(x)) {
 #pragma omp parallel for num_threads(threads)
-      for (int64_t r = 0; r < num_rows; ++r) make_row(r, x.x() + r * width);
+      for (int64_t r = 0; r < num_rows; ++r) make_sparse_row(r, x.x() + r * width);
       if (!is_plain) round_rows(rows_, x, num_rows, width, threads);
       return;
     }
@@ -518,7 +524,7 @@ class CpuBackend final : public HostBackend {
       for (int64_t r = 0; r < num_rows; ++r) {
         if (error.failed()) continue;
         error.capture([&] {
-          make_row(r, row.data());
+          make_sparse_row(r, row.data());
           round_row(rows_, x, r, row.data(), width);
         });
       }

@@ -327,14 +327,15 @@ class CudaBackend final : public Backend {
 
   // Rounds what a row operation could not round by itself: rows of a sequence together, and rows with outliers.
   void round_beside_others(LinearInput& x, int64_t num_rows, int64_t width) {
-    if (!target_of(x).is_rowwise()) round(x, num_rows, width);
+    if (!target_of(x).is_rowwise()) round(x, num_rows, width, /*drops_small=*/false);
   }
 
   // Rounds the floats that an operation has written, as their consumer asks.
-  void round(LinearInput& x, int64_t num_rows, int64_t width) {
+  void round(LinearInput& x, int64_t num_rows, int64_t width, bool drops_small = true) {
     const RoundingTarget target = target_of(x);
     RoundingKinds kinds;
     kinds.add(target);
+    kinds.has_thresholds = kinds.has_thresholds && drops_small;
     if (!kinds.is_any()) return;
     RowsToRound rows = {.rows = rows_of(x, width), .sequences_N = nullptr, .target = target};
     if (!kinds.has_of_sequence && !kinds.has_limits) {

@@ -270,7 +270,7 @@ void CudaLinear::append_codes(Backend& backend, const QuantizedWeight& weight, P
 RoundingTarget CudaLinear::rounding() const {
   const InputFormat& format = input_;
   return {.format = {format.type, format.range, format.symmetric, format.scale, format.zero, format.outliers,
-                     format.outlier_threshold},
+                     format.outlier_threshold, format.sparsity_threshold},
           .outlier_columns_I = outlier_columns_.get(),
           .as_codes = multiplies_codes_};
 }

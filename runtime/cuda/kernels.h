@@ -47,7 +47,8 @@ struct NormView {
   float epsilon = 0.0f;
   bool centers = false;  // a LayerNorm
 };
-// Row operations write rows in the form of `target` if it is rowwise, otherwise as floats for launch_round.
+// Row operations write rows without small values, in the form of `target` if it is rowwise, otherwise as floats for
+// launch_round.
 void launch_add_norm(cudaStream_t stream, float* hidden_RD, const float* delta_RD, NormView delta_norm, NormView norm,
                      int64_t num_rows, int64_t width, const RoundingTarget& target, const RoundedRows& x);
 // The same with x = hidden.
@@ -88,10 +89,11 @@ struct RowsToRound {
 // The kinds of rounding among the targets.
 struct RoundingKinds {
   bool has_rowwise = false, has_of_sequence = false;
+  bool has_thresholds = false;  // of sparsity
   // Any outliers; outliers by a limit; limits relative to an rms.
   bool has_outliers = false, has_limits = false, has_relative = false;
 
-  bool is_any() const { return has_rowwise || has_of_sequence || has_outliers; }
+  bool is_any() const { return has_rowwise || has_of_sequence || has_thresholds || has_outliers; }
   void add(const RoundingTarget& target);
 };
 struct OutlierScratch {

@@ -143,6 +143,12 @@ __device__ inline float rounded_value(const RoundingView& format, float x, const
   return (input_code(x, grid) - grid.zero) * grid.scale;
 }
 
+// Drops the values of a quad that are small (InputFormat::sparsity_threshold). 0 drops nothing else than zeros.
+__device__ inline Quad without_small(Quad quad, float threshold) {
+  for (float& value : quad.at) value = fabsf(value) <= threshold ? 0.0f : value;
+  return quad;
+}
+
 // Writes quad_at(i), values i to i + 3 of a row on a grid, in the form of the target, with all threads of a block.
 template <typename QuadAt>
 __device__ void write_on_grid(const RoundingTarget& target, const RoundedRows& rows, int64_t row, int64_t width,
@@ -182,13 +188,17 @@ __device__ void write_on_grid(const RoundingTarget& target, const RoundedRows& r
   }
 }
 
-// The same for a row whose range is its own or fixed, and for a row that is not rounded. The same thread calls quad_at
-// twice for each quad. quad_at may read what this function overwrites, and returns zeros after the row's end. scratch_W
-// is that of join_block.
-template <typename QuadAt>
+// The same for a row whose range is its own or fixed, and for a row that is not rounded, without small values. The same
+// thread calls make_quad twice for each quad. make_quad may read what this function overwrites, and returns zeros after
+// the row's end. scratch_W is that of join_block.
+template <typename MakeQuad>
 __device__ void write_row(const RoundingTarget& target, const RoundedRows& rows, int64_t row, int64_t width,
-                          float* scratch_W, const QuadAt& quad_at) {
+                          float* scratch_W, const MakeQuad& make_quad) {
   const RoundingView& format = target.format;
+  const auto quad_at = [&](int64_t i) {
+    const Quad quad = make_quad(i);
+    return format.sparsity_threshold > 0.0f ? without_small(quad, format.sparsity_threshold) : quad;
+  };
   if (!target.is_rowwise()) {
     for (int64_t i = first_quad(); i < width; i += quad_step()) {
       store_quad(rows.x_RI + row * width, i, width, quad_at(i));

@@ -45,6 +45,18 @@ __global__ void round_rows_kernel(RowsToRound rows, RowBlocks blocks, int64_t wi
   write_row(target, rows.rows, row, width, scratch_W, [&](int64_t i) { return load_quad(x_I, i, width); });
 }
 
+// Drops small values in place, before anything is rounded.
+__global__ void drop_small_kernel(RowsToRound rows, RowBlocks blocks, int64_t width) {
+  const int64_t row = blocks.row(rows);
+  if (row < 0) return;
+  const float threshold = target_of(rows, RowBlocks::sequence()).format.sparsity_threshold;
+  if (threshold == 0.0f) return;
+  float* const x_I = rows.rows.x_RI + row * width;
+  for (int64_t i = first_quad(); i < width; i += quad_step()) {
+    store_quad(x_I, i, width, without_small(load_quad(x_I, i, width), threshold));
+  }
+}
+
 // Rounds with one range for a sequence. Block (x: sequence).
 __global__ void round_sequences_kernel(RowsToRound rows, int64_t width) {
   SHARED_ARRAY(float, scratch_W, 3 * kMaxWarps);
@@ -161,6 +173,7 @@ void RoundingKinds::add(const RoundingTarget& target) {
   const OutlierRule outliers = target.format.outliers;
   has_rowwise = has_rowwise || target.is_rowwise();
   has_of_sequence = has_of_sequence || target.is_of_sequence();
+  has_thresholds = has_thresholds || target.format.sparsity_threshold > 0.0f;
   has_outliers = has_outliers || outliers != OutlierRule::none;
   has_limits = has_limits || outliers == OutlierRule::absolute || outliers == OutlierRule::relative;
   has_relative = has_relative || outliers == OutlierRule::relative;
@@ -171,6 +184,9 @@ void launch_round(cudaStream_t stream, const RowsToRound& rows, const RoundingKi
   if (max_rows == 0 || num_sequences == 0) return;
   const RowBlocks each_row = {max_rows, num_sequences};
   const dim3 each_sequence(static_cast<unsigned>(num_sequences));
+  if (kinds.has_thresholds) {
+    launch(drop_small_kernel, each_row.grid(), dim3(kRowThreads), 0, stream, rows, each_row, width);
+  }
   if (kinds.has_rowwise) {
     launch(round_rows_kernel, each_row.grid(), dim3(kRowThreads), 0, stream, rows, each_row, width);
   }

@@ -16,6 +16,7 @@ struct RoundingView {
   int32_t zero = 0;
   OutlierRule outliers = OutlierRule::none;
   float outlier_threshold = 0.0f;
+  float sparsity_threshold = 0.0f;
 };
 
 // The rounding of rows for one linear.

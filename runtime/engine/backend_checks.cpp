@@ -190,7 +190,7 @@ void check_sequences(const LinearInput& x, int64_t num_rows) {
 }
 
 void check_head(const PackedLinear& head, const char* operation) {
-  require(head.input().is_plain(), operation,
+  require(head.input().keeps_values(), operation,
           head.kernel_name() + ": expected a head with plain activations, found " + input_format_name(head.input()));
 }
 

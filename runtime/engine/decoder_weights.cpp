@@ -47,7 +47,7 @@ class Packer {
     std::vector<LinearWeights> parts;
     for (const LinearDescription& table : tables) {
       const LinearWeights& weights = parts.emplace_back(checkpoint_.linear(table));
-      if (weights.input.is_plain()) continue;
+      if (weights.input.keeps_values()) continue;
       throw std::invalid_argument("'" + weights.name + "': its input is quantized (" +
                                   input_format_name(weights.input) +
                                   "); this runtime multiplies the head and routers with unquantized activations only");
@@ -64,7 +64,7 @@ class Packer {
     std::vector<LinearWeights> parts;
     for (size_t i = 0; i < linears.size(); ++i) {
       parts.push_back(checkpoint_.linear(linears[i]));
-      parts.back().has_sparse_input = after_relu;
+      parts.back().has_sparse_input = after_relu || parts.back().input.sparsity_threshold > 0.0f;
       if (change_) change_(parts.back());
       if (i < rows.size() && !rows[i].empty()) parts.back() = rows_in_order(parts.back(), rows[i]);
     }

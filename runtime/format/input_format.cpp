@@ -62,6 +62,8 @@ void InputFormat::fields(FieldVisitor& visit, const InputChoices& choices) {
 
 void validate(const InputFormat& format, int64_t num_in, const std::string& name) {
   const bool is_fixed = format.range == InputRange::static_;
+  require(std::isfinite(format.sparsity_threshold) && format.sparsity_threshold >= 0.0f, name,
+          "expected a sparsity threshold of 0 or more, found " + std::to_string(format.sparsity_threshold));
   if (format.type == InputType::fp8) require(format.symmetric, name, "fp8 is symmetric, found a format with a zero");
   if (format.type == InputType::nvfp4) {
     require(format.symmetric, name, "nvfp4 is symmetric, found a format with a zero");
@@ -93,6 +95,11 @@ void validate(const InputFormat& format, int64_t num_in, const std::string& name
             "expected ascending outlier columns below " + std::to_string(num_in) + ", found " + std::to_string(column) +
                 " at place " + std::to_string(i));
   }
+}
+
+void drop_small(std::span<float> x, float threshold) {
+  if (threshold == 0.0f) return;
+  for (float& value : x) value = std::abs(value) <= threshold ? 0.0f : value;
 }
 
 std::string input_format_name(const InputFormat& format) {
@@ -304,6 +311,7 @@ InputGrid outlier_row_codes(const InputFormat& format, std::span<const float> x,
 void fake_quantize(const InputFormat& format, std::span<float> x_TI, int64_t num_in) {
   check_shape(x_TI, num_in);
   validate(format, num_in, "fake_quantize");
+  drop_small(x_TI, format.sparsity_threshold);
   if (format.is_plain()) return;
   if (format.type == InputType::nvfp4) return round_to_nvfp4(x_TI, format.scale);
   const auto width = static_cast<size_t>(num_in);

@@ -25,6 +25,9 @@
 // int8_vectorwise_quant), or over the columns that are not in a list given beforehand. Asymmetric (the paper's
 // zeropoint quantization, section 2.1): low and high of the same values on the asymmetric grid above; codes of outlier
 // columns are the row's zero.
+//
+// Activation sparsity (TEAL, Liu et al., arXiv 2408.14690, section 3; CATS, Lee et al., arXiv 2404.08763): before all of
+// this, values with |x| <= sparsity_threshold become 0. A NaN stays.
 #pragma once
 
 #include <array>
@@ -86,8 +89,11 @@ struct InputFormat {
   OutlierRule outliers = OutlierRule::none;
   float outlier_threshold = 0.0f;
   std::vector<int32_t> outlier_columns = {};  // ascending; for OutlierRule::columns
+  float sparsity_threshold = 0.0f;
 
+  // True if nothing is rounded; small values may be dropped.
   bool is_plain() const { return type == InputType::plain; }
+  bool keeps_values() const { return is_plain() && sparsity_threshold == 0.0f; }
   // True if calibration finds `scale`, and files store it.
   bool has_stored_scale() const { return type == InputType::nvfp4 || (!is_plain() && range == InputRange::static_); }
   bool has_outliers() const { return outliers != OutlierRule::none; }
@@ -97,16 +103,20 @@ struct InputFormat {
   }
   bool operator==(const InputFormat&) const = default;
 
-  // The columns are left out: they belong to one linear and are stored and hashed with its weight.
+  // The columns are left out: they belong to one linear and are stored and hashed with its weight. So is the sparsity
+  // threshold, which config.json holds (activation_sparsity.h).
   void fields(FieldVisitor& visit);
   // The same, where a recipe may give only these.
   void fields(FieldVisitor& visit, const InputChoices& choices);
 };
 
+// x[i] becomes 0 where |x[i]| <= threshold.
+void drop_small(std::span<float> x, float threshold);
+
 // Checks that the fields fit each other and an input of num_in columns. Throws std::invalid_argument naming `name` for
 // fp8 or nvfp4 with a zero or outliers, and for outliers with a range other than a token's. Also throws it for a fixed
-// scale that is not positive and finite, a zero outside [-128, 127], a threshold that is not positive, and columns out
-// of order or of range. nvfp4 needs the range of a token, a factor from 1.2e-38 to 8.5e+37 and whole blocks.
+// scale that is not positive and finite, a zero outside [-128, 127], a threshold that is not positive, columns out of
+// order or of range, and a sparsity threshold that is negative or not finite. nvfp4 needs the range of a token, a factor from 1.2e-38 to 8.5e+37 and whole blocks.
 void validate(const InputFormat& format, int64_t num_in, const std::string& name);
 
 // Returns a part of kernel names: "float" (plain), "a8", "a8z" (asymmetric), "a8seq", "a8fixed", "a8+outliers",

@@ -90,6 +90,7 @@ inline InputFormat input_scheme(InputFormat input) {
   input.scale = 0.0f;
   input.zero = 0;
   input.outlier_columns.clear();
+  input.sparsity_threshold = 0.0f;
   return input;
 }
 

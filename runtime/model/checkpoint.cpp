@@ -82,6 +82,7 @@ struct Checkpoint::State {
   ModelDescription description;  // for an encoder, only what the messages and the lookup below need
   std::optional<EncoderDescription> encoder;
   std::optional<Quantization> quantization;
+  SparsityThresholds sparsity_thresholds;
   GenerationConfig generation;
   InputFiles inputs;  // all that was read
   std::vector<fs::path> paths;
@@ -148,6 +149,7 @@ struct Checkpoint::State {
   void check_all() const;
   void check_encoder() const;
   void check_tied_head() const;
+  void check_thresholds() const;
   void check_linear(const LinearDescription& linear) const;
   const TensorView& dense_tensor(const std::string& name, const std::vector<int64_t>& shape) const;
   DenseWeight dense_weight(const LinearDescription& linear) const;  // with checked values
@@ -483,6 +485,22 @@ void Checkpoint::State::check_encoder() const {
   }
 }
 
+// Inputs are dropped where the feed-forward network of a decoder ends, and nowhere else.
+void Checkpoint::State::check_thresholds() const {
+  if (sparsity_thresholds.empty()) return;
+  std::set<std::string> ends;
+  for (const BlockDescription& block : description.blocks) {
+    for (const FeedForwardDescription& network : block.experts) ends.insert(network.down.name);
+  }
+  for (const auto& [name, threshold] : sparsity_thresholds) {
+    if (ends.contains(name)) continue;
+    throw std::invalid_argument((directory / kConfigName).string() + ": '" + std::string(kActivationSparsityKey) +
+                                "' names '" + name + "', which ends no feed-forward network of the model" +
+                                (ends.empty() ? "" : ", as '" + *ends.begin() + "' does") +
+                                ": take the config.json that belongs to these weights");
+  }
+}
+
 void Checkpoint::State::describe(DType dtype_if_absent) {
   const std::string where = (directory / kConfigName).string();
   if (!describes_encoder(config_json, where)) {
@@ -511,6 +529,7 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
   state.describe(DType::F32);
   if (state.description.stacks_experts) state.config_json = without_mxfp4(state.config_json, config_path.string());
   state.quantization = read_quantization_config(state.config_json, config_path);
+  state.sparsity_thresholds = read_sparsity_thresholds(state.config_json, config_path.string());
   if (!state.encoder) {
     state.inputs.add(directory / kGenerationConfigName);
     state.generation = read_generation_config(directory);
@@ -530,6 +549,7 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
   } else {
     state.check_all();
   }
+  state.check_thresholds();
   return checkpoint;
 }
 
@@ -665,7 +685,17 @@ LinearWeights Checkpoint::linear(const LinearDescription& linear) const {
     weights.weight = state_->dense_weight(linear);
   }
   if (linear.has_bias) weights.bias_O = state_->finite_values(linear.name + ".bias", {linear.num_out});
+  weights.input.sparsity_threshold = sparsity_threshold(linear);
   return weights;
+}
+
+const SparsityThresholds& Checkpoint::sparsity_thresholds() const {
+  return state_->sparsity_thresholds;
+}
+
+float Checkpoint::sparsity_threshold(const LinearDescription& linear) const {
+  const auto found = state_->sparsity_thresholds.find(linear.name);
+  return found == state_->sparsity_thresholds.end() ? 0.0f : found->second;
 }
 
 LinearDescription Checkpoint::embedding() const {

@@ -11,6 +11,7 @@
 #include "runtime/files/safetensors.h"
 #include "runtime/format/linear_weights.h"
 #include "runtime/format/stored_scheme.h"
+#include "runtime/model/activation_sparsity.h"
 #include "runtime/model/encoder_description.h"
 #include "runtime/model/generation_config.h"
 #include "runtime/model/layer_norm.h"
@@ -73,6 +74,9 @@ class Checkpoint {
   // the mapped file, with plain input. A quantized one has its codes unpacked, and its input as the container says,
   // with a stored scale and zero. The same call reads the embedding and the head, through the descriptions below.
   LinearWeights linear(const LinearDescription& linear) const;
+  // The part of the input's format that config.json gives any linear (activation_sparsity.h); 0: none.
+  float sparsity_threshold(const LinearDescription& linear) const;
+  const SparsityThresholds& sparsity_thresholds() const;  // those that are not 0, by name
   LinearDescription embedding() const;                              // the table as a linear: num_out = V, num_in = D
   LinearDescription head() const;                                   // the embedding if tied
   std::vector<float> norm_gain(const NormDescription& norm) const;  // the unit offset is added

@@ -367,7 +367,7 @@ class ReferenceBackend final : public HostBackend {
         }
       }
     }
-    if (!x_RHK.format().is_plain()) round_rows(x_RHK, num_rows, shape.num_heads * shape.head_size);
+    if (!x_RHK.format().keeps_values()) round_rows(x_RHK, num_rows, shape.num_heads * shape.head_size);
   }
 
   void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F,
