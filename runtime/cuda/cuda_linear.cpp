@@ -178,15 +178,51 @@ bool can_meet_codes(const WeightView& view, bool is_kept) {
   return has_kernel && view.group_of_I == nullptr && (view.group_size % unit == 0 || view.num_groups == 1);
 }
 
+// True if the weight is stored by columns. Kernels for codes need rows.
+bool goes_by_columns(const LinearWeights& linear) {
+  const bool has_codes = linear.input.type == InputType::int8 && !linear.input.has_outliers();
+  const bool is_kept = std::visit([](const auto& weight) { return weight.pattern == kTwoOfFour; }, linear.weight);
+  return linear.has_sparse_input && !has_codes && !is_kept && linear.outlier_weight_OJ.empty();
+}
+
+// Returns words [I, column_words] of the bits that bits_at(o, i) returns; words are filled up with zeros.
+template <typename BitsAt>
+std::vector<uint32_t> column_words_of(StoredAs stored, int64_t num_out, int64_t num_in, const BitsAt& bits_at) {
+  const int per_word = weights_per_word(stored), bits = bits_of(stored);
+  const int64_t column_words = (num_out + per_word - 1) / per_word;
+  std::vector<uint32_t> words(static_cast<size_t>(num_in * column_words), 0);
+  for (int64_t o = 0; o < num_out; ++o) {
+    const int shift = place_in_word(stored, static_cast<int>(o % per_word)) * bits;
+    for (int64_t i = 0; i < num_in; ++i) {
+      words[static_cast<size_t>(i * column_words + o / per_word)] |= bits_at(o, i) << shift;
+    }
+  }
+  return words;
+}
+
+// Returns [O, G] as [G, O].
+template <typename T>
+std::vector<T> by_groups(std::span<const T> values_OG, int64_t num_out) {
+  std::vector<T> values_GO(values_OG.size());
+  const int64_t num_groups = static_cast<int64_t>(values_OG.size()) / num_out;
+  for (int64_t o = 0; o < num_out; ++o) {
+    for (int64_t g = 0; g < num_groups; ++g) {
+      values_GO[static_cast<size_t>(g * num_out + o)] = values_OG[static_cast<size_t>(o * num_groups + g)];
+    }
+  }
+  return values_GO;
+}
+
 constexpr const char* kStoredNames[] = {"f32", "f16", "bf16", "w8", "w4", "w3", "w2", "wfp8", "wtable4"};
 
 }  // namespace
 
-CudaLinear::CudaLinear(Backend& backend, std::span<const LinearWeights> parts) {
+CudaLinear::CudaLinear(Backend& backend, std::span<const LinearWeights> parts) : backend_(backend) {
   check_parts(parts);
   num_in_ = parts.front().num_in();
   input_ = parts.front().input;
   multiplies_codes_ = input_.type == InputType::int8 && !input_.has_outliers();
+  by_columns_ = parts.size() == 1 && goes_by_columns(parts.front());
   for (const LinearWeights& part : parts) append(backend, part);
   std::vector<WeightView> views;
   for (const Part& part : parts_) views.push_back(part.host);
@@ -203,7 +239,9 @@ void CudaLinear::append(Backend& backend, const LinearWeights& linear) {
   part.first_out = num_out_;
   part.host.num_out = linear.num_out();
   part.host.num_in = num_in_;
-  if (!linear.outlier_weight_OJ.empty()) {
+  if (by_columns_) {
+    append_columns(backend, linear, part);
+  } else if (!linear.outlier_weight_OJ.empty()) {
     const std::vector<float> weight_OI = with_outlier_columns(linear);
     append_dense(backend, {part.host.num_out, num_in_, DType::F32, std::as_bytes(std::span(weight_OI))}, part);
   } else if (const auto* dense = std::get_if<DenseWeight>(&linear.weight)) {
@@ -216,7 +254,7 @@ void CudaLinear::append(Backend& backend, const LinearWeights& linear) {
   }
   part.bias_O = uploaded<float>(backend, linear.bias_O, resident_bytes_);
   part.host.bias_O = part.bias_O.get();
-  part.form = {part.host.stored, part.host.places != nullptr, part.host.num_out};
+  part.form = {part.host.stored, part.host.places != nullptr, part.host.num_out, by_columns_};
   multiplies_codes_ = multiplies_codes_ && can_meet_codes(part.host, part.form.is_kept);
   num_out_ += part.host.num_out;
   const std::string name =
@@ -267,6 +305,63 @@ void CudaLinear::append_codes(Backend& backend, const QuantizedWeight& weight, P
   view.values = part.values.get();
 }
 
+void CudaLinear::append_columns(Backend& backend, const LinearWeights& linear, Part& part) {
+  WeightView& view = part.host;
+  std::vector<uint32_t> words;
+  if (const auto* dense = std::get_if<DenseWeight>(&linear.weight)) {
+    if (!dense->pattern.is_dense()) validate(*dense, linear.name);
+    view.stored = stored_as(dense->dtype);
+    const size_t value_bytes = dtype_size_bytes(dense->dtype);
+    words = column_words_of(view.stored, view.num_out, num_in_, [&](int64_t o, int64_t i) {
+      uint32_t bits = 0;
+      std::memcpy(&bits, dense->data.data() + static_cast<size_t>(o * num_in_ + i) * value_bytes, value_bytes);
+      return bits;
+    });
+  } else {
+    const QuantizedWeight& weight = std::get<QuantizedWeight>(linear.weight);
+    validate(weight, linear.name);
+    view.stored = stored_as(weight);
+    words = column_words_of(view.stored, view.num_out, num_in_, [&](int64_t o, int64_t i) {
+      return static_cast<uint32_t>(weight.codes_OI[static_cast<size_t>(o * num_in_ + i)]);
+    });
+    std::vector<float> scales_GO = by_groups<float>(weight.scales_OG, view.num_out);
+    for (float& scale : scales_GO) scale /= weight.tensor_scale;
+    part.scales_OG = uploaded<float>(backend, scales_GO, resident_bytes_);
+    part.zeros_OG = uploaded<uint8_t>(backend, by_groups<uint8_t>(weight.zeros_OG, view.num_out), resident_bytes_);
+    part.values = uploaded<float>(backend, table_values(weight), resident_bytes_);
+    part.group_of_I = uploaded<int32_t>(backend, weight.group_of_I, resident_bytes_);
+    view.symmetric_zero = 1 << (weight.bits - 1);
+    view.group_size = weight.group_size == kPerChannel ? num_in_ : weight.group_size;
+    view.num_groups = weight.num_groups();
+    view.scales_OG = part.scales_OG.get();
+    view.zeros_OG = part.zeros_OG.get();
+    view.group_of_I = part.group_of_I.get();
+    view.values = part.values.get();
+  }
+  part.words = uploaded<uint32_t>(backend, words, resident_bytes_);
+  part.zero_counts = backend.allocate<ZeroCounts>(kCountedTiles);
+  view.words = part.words.get();
+  view.column_words = static_cast<int64_t>(words.size()) / num_in_;
+  view.zero_counts = part.zero_counts.get();
+}
+
+InputZeros CudaLinear::input_zeros() const {
+  InputZeros zeros;
+  if (!by_columns_) return zeros;
+  const Part& part = parts_.front();
+  std::vector<ZeroCounts> counts(static_cast<size_t>(kCountedTiles));
+  backend_.download<ZeroCounts>(part.zero_counts.get(), counts);
+  for (const ZeroCounts& tile : counts) {
+    zeros += {.num_inputs = tile.num_inputs,
+              .num_zeros = tile.num_zeros,
+              .num_columns = tile.num_columns,
+              .num_skipped = tile.num_skipped,
+              .num_products = tile.num_products,
+              .skipped_bytes = tile.num_skipped * part.host.column_words * 4};
+  }
+  return zeros;
+}
+
 RoundingTarget CudaLinear::rounding() const {
   const InputFormat& format = input_;
   return {.format = {format.type, format.range, format.symmetric, format.scale, format.zero, format.outliers,
@@ -276,7 +371,7 @@ RoundingTarget CudaLinear::rounding() const {
 }
 
 std::string CudaLinear::kernel_name() const {
-  return "matmul_" + weight_names_ + "_" + input_format_name(input_) + (multiplies_codes_ ? "_cuda_dp4a" : "_cuda_fma");
+  return "matmul_" + weight_names_ + (by_columns_ ? "_columns" : "") + "_" + input_format_name(input_) + (multiplies_codes_ ? "_cuda_dp4a" : "_cuda_fma");
 }
 
 }  // namespace pare::runtime

@@ -14,7 +14,8 @@ namespace pare::runtime {
 
 class CudaLinear final : public PackedLinear {
  public:
-  // Throws std::invalid_argument as Backend::pack does.
+  // A single linear with sparse inputs is stored by columns, unless it is 2:4 or multiplies codes. `backend` must
+  // outlive it. Throws std::invalid_argument as Backend::pack does.
   CudaLinear(Backend& backend, std::span<const LinearWeights> parts);
 
   int64_t num_out() const override { return num_out_; }
@@ -23,6 +24,7 @@ class CudaLinear final : public PackedLinear {
   std::string kernel_name() const override;
   const InputFormat& input() const override { return input_; }
   bool multiplies_codes() const override { return multiplies_codes_; }
+  InputZeros input_zeros() const override;  // waits for the device
 
   struct Part {
     WeightView host;
@@ -32,6 +34,7 @@ class CudaLinear final : public PackedLinear {
     Buffer<float> scales_OG, values, bias_O;
     Buffer<uint8_t> zeros_OG, places;
     Buffer<int32_t> group_of_I;
+    Buffer<ZeroCounts> zero_counts;
   };
   std::span<const Part> parts() const { return parts_; }
   const WeightView* views() const { return views_.get(); }  // one for each part, in device memory
@@ -41,10 +44,12 @@ class CudaLinear final : public PackedLinear {
   void append(Backend& backend, const LinearWeights& weights);
   void append_codes(Backend& backend, const QuantizedWeight& weight, Part& part);
   void append_dense(Backend& backend, const DenseWeight& weight, Part& part);
+  void append_columns(Backend& backend, const LinearWeights& linear, Part& part);
 
+  Backend& backend_;
   int64_t num_out_ = 0, num_in_ = 0, resident_bytes_ = 0;
   InputFormat input_;
-  bool multiplies_codes_ = false;
+  bool multiplies_codes_ = false, by_columns_ = false;
   std::string weight_names_;
   std::vector<Part> parts_;
   Buffer<WeightView> views_;

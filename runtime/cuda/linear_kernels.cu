@@ -198,6 +198,9 @@ void launch_linears(cudaStream_t stream, const WeightForm& form, const WeightVie
                     const SlotRanges& slots, const float* x_RI, int64_t max_rows, float* y_RO, int64_t out_width,
                     int64_t first_out) {
   if (max_rows == 0) return;
+  if (form.by_columns) {
+    return launch_column_linears(stream, form, weights, num_linears, slots, x_RI, max_rows, y_RO, out_width, first_out);
+  }
   const LinearLaunch l = {stream, weights,  num_linears, form.num_out, slots,
                           x_RI,   max_rows, y_RO,        out_width,    first_out};
   switch (form.stored) {

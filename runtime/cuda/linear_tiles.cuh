@@ -38,16 +38,19 @@ __host__ __device__ inline unsigned num_output_blocks(int64_t num_out) {
 __device__ inline int64_t first_output(const WeightView& weight) {
   return static_cast<int64_t>(blockIdx.x % num_output_blocks(weight.num_out)) * kBlockOutputs;
 }
-__device__ inline BlockRows block_rows(const SlotRanges& slots, const WeightView& weight, int64_t num_rows,
-                                       int tile_rows) {
+__device__ inline BlockRows tile_of_rows(const SlotRanges& slots, int64_t num_rows, int64_t tile, int tile_rows) {
   int64_t first = 0, end = num_rows;
   if (slots.first_slot_E1 != nullptr) {
     first = slots.first_slot_E1[block_linear(slots)];
     end = slots.first_slot_E1[block_linear(slots) + 1];
   }
-  first += static_cast<int64_t>(blockIdx.x / num_output_blocks(weight.num_out)) * tile_rows;
+  first += tile * tile_rows;
   const int64_t num = end - first;
   return {first, num <= 0 ? 0 : num < tile_rows ? static_cast<int>(num) : tile_rows};
+}
+__device__ inline BlockRows block_rows(const SlotRanges& slots, const WeightView& weight, int64_t num_rows,
+                                       int tile_rows) {
+  return tile_of_rows(slots, num_rows, blockIdx.x / num_output_blocks(weight.num_out), tile_rows);
 }
 __device__ inline int64_t row_of_slot(const SlotRanges& slots, int64_t slot) {
   return slots.rows_S != nullptr ? slots.rows_S[slot] : slot;

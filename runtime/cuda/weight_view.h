@@ -58,6 +58,12 @@ constexpr int columns_of_vector(StoredAs stored, bool is_kept) {
   return weights_per_vector(stored) * (is_kept ? 2 : 1);
 }
 
+// What the blocks of the first outputs have met, for each of the first tiles of rows (InputZeros).
+struct ZeroCounts {
+  int64_t num_inputs = 0, num_zeros = 0, num_columns = 0, num_skipped = 0, num_products = 0;
+};
+inline constexpr int64_t kCountedTiles = 256;
+
 // W[o, i] is the stored value; for codes it is scale[o, g] * (code - zero[o, g]), for fp8 scale[o, g] * value, and for
 // table4 scale[o, g] * values[code]. Here g is group_of_I[i], or i / group_size if that is null. All pointers are
 // device memory.
@@ -77,6 +83,10 @@ struct WeightView {
   const uint8_t* zeros_OG = nullptr;    // null: symmetric
   const int32_t* group_of_I = nullptr;  // null: columns lie in the order of their groups
   const float* values = nullptr;        // [16], for table4
+  // Not 0: W is stored by columns, with the outputs in the words: `words` is [I, column_words], scales and zeros are
+  // [G, O], and there are counts of zeros.
+  int64_t column_words = 0;
+  ZeroCounts* zero_counts = nullptr;  // [kCountedTiles]
   const float* bias_O = nullptr;        // null: none
 };
 
@@ -85,6 +95,7 @@ struct WeightForm {
   StoredAs stored = StoredAs::f32;
   bool is_kept = false;  // 2:4, with only the kept weights stored
   int64_t num_out = 0;
+  bool by_columns = false;
   bool operator==(const WeightForm&) const = default;
 };
 

@@ -177,6 +177,40 @@ TEST_F(CudaExperts, RoundTheirInputsEachInItsWay) {
   }
 }
 
+// Experts differ in what they drop, and in whether their last weights are stored by columns. A value near a threshold
+// may be dropped by one backend alone.
+TEST_F(CudaExperts, DropSmallInputsAndSkipTheirColumns) {
+  const int64_t num_rows = 10;
+  const int bits[] = {32, 8, 4, 32, 8};
+  std::vector<HostExpert> host;
+  for (size_t e = 0; e < kNumExperts; ++e) {
+    host.emplace_back(bits[e], bits[e], static_cast<uint32_t>(1 + 10 * e));
+    host[e].down.linear.input.sparsity_threshold = 0.1f * static_cast<float>(e);
+    host[e].down.linear.has_sparse_input = e != 2;
+  }
+  int64_t num_zeros = 0;
+  const auto [expected, found] = on_both([&](Backend& backend) {
+    std::vector<FeedForwardWeights> experts;
+    for (const HostExpert& expert : host) experts.push_back(expert.packed(backend));
+    const auto work = backend.allocate_experts({num_rows, kNumExperts, 2, kHidden, kFeedForward, true});
+    const SentSequences sequences(backend, sequences_of(num_rows));
+    const Buffer<float> logits = sent(backend, random_values(num_rows * kNumExperts, 5));
+    const Buffer<float> x = sent(backend, random_values(num_rows * kHidden, 7));
+    const Buffer<float> y = backend.allocate(num_rows * kHidden);
+    backend.run_experts(experts, {2, true}, Activation::silu, logits.get(), x.get(), sequences.sequences, num_rows,
+                        *work, y.get());
+    num_zeros = 0;
+    for (const FeedForwardWeights& expert : experts) num_zeros += expert.down->input_zeros().num_zeros;
+    return received(backend, y);
+  });
+  EXPECT_GT(num_zeros, kFeedForward);
+  const double largest = largest_magnitude(expected);
+  const double error = (kHidden + kFeedForward + 64) * kUnitRoundoff * 64 * largest;
+  int64_t num_moved = 0;
+  for (size_t i = 0; i < found.size(); ++i) num_moved += std::abs(found[i] - expected[i]) > error ? 1 : 0;
+  EXPECT_LE(num_moved, kHidden);  // one token
+}
+
 TEST_F(CudaExperts, RefusesWhatThereIsNoRoomFor) {
   const std::vector<HostExpert> host = host_experts(32, 1);
   std::vector<FeedForwardWeights> packed;

@@ -186,6 +186,114 @@ TEST_F(CudaLinears, EveryStoredFormOfEveryShape) {
   }
 }
 
+// Rows with this share of zeros, some of them negative.
+std::vector<float> sparse_values(int64_t num, double share, uint32_t seed) {
+  std::vector<float> x = random_values(num, seed);
+  std::mt19937 random(seed + 1);
+  for (float& value : x) {
+    const double draw = static_cast<double>(random() & 0xFFFF) / 0x10000;
+    if (draw < share) value = draw < share / 2 ? 0.0f : -0.0f;
+  }
+  return x;
+}
+
+class CudaColumns : public CudaLinears {};
+
+TEST_F(CudaColumns, EveryStoredFormOfEveryShape) {
+  for (const Stored& stored : kStored) {
+    for (const auto& [num_rows, num_in, num_out] : {std::tuple<int64_t, int64_t, int64_t>{1, 8, 5},
+                                                    {2, 64, 33},
+                                                    {3, 200, 70},
+                                                    {9, 72, 4},
+                                                    {17, 136, 140},
+                                                    {9, 21, 5},
+                                                    {1, 3000, 9},
+                                                    {1, 64, 300}}) {
+      if (!fits(stored, num_in)) continue;
+      for (const double share : {0.0, 0.7, 1.0}) {
+        SCOPED_TRACE(std::string(stored.name) + ", " + std::to_string(num_rows) + " x " + std::to_string(num_in) +
+                     ", zeros " + std::to_string(share));
+        Layer layer(stored, num_out, num_in, {}, 1);
+        layer.linear.has_sparse_input = true;
+        const std::vector<float> x = sparse_values(num_rows * num_in, share, 3);
+        const auto y = on_both([&](Backend& backend) {
+                         return multiplied(backend, *backend.pack({&layer.linear, 1}), x, num_rows).second;
+                       }).second;
+        for (int64_t r = 0; r < num_rows; ++r) {
+          for (int64_t o = 0; o < num_out; ++o) {
+            double sum = static_cast<double>(layer.linear.bias_O[static_cast<size_t>(o)]), magnitude = std::abs(sum);
+            for (int64_t i = 0; i < num_in; ++i) {
+              const double term = static_cast<double>(x[static_cast<size_t>(r * num_in + i)]) *
+                                  static_cast<double>(layer.weight_OI[static_cast<size_t>(o * num_in + i)]);
+              sum += term;
+              magnitude += std::abs(term);
+            }
+            ASSERT_NEAR(y[static_cast<size_t>(r * num_out + o)], sum,
+                        (static_cast<double>(num_in) + 16) * kUnitRoundoff * magnitude)
+                << "row " << r << ", output " << o;
+          }
+        }
+      }
+    }
+  }
+}
+
+// A row has the same bits alone, where its zeros are skipped, and beside rows without zeros, where none is.
+TEST_F(CudaColumns, SkippedZerosChangeNoBit) {
+  const int64_t num_rows = 11, num_in = 192, num_out = 37;
+  for (const Stored& stored : kStored) {
+    if (stored.is_24) continue;
+    Layer layer(stored, num_out, num_in, {}, 1);
+    layer.linear.has_sparse_input = true;
+    std::vector<float> x = random_values(num_rows * num_in, 3);
+    const std::vector<float> sparse = sparse_values(num_in, 0.8, 4);
+    std::copy(sparse.begin(), sparse.end(), x.begin() + 5 * num_in);
+    const auto packed = cuda_->pack({&layer.linear, 1});
+    const std::vector<float> alone = multiplied(*cuda_, *packed, sparse, 1).second;
+    const std::vector<float> all = multiplied(*cuda_, *packed, x, num_rows).second;
+    EXPECT_TRUE(same_bits(alone, {all.begin() + 5 * num_out, all.begin() + 6 * num_out})) << stored.name;
+  }
+}
+
+// Rows 0 and 1 have 150 and 100 zeros of 200, 80 of them in both.
+TEST_F(CudaColumns, CountsZerosAndSkippedColumns) {
+  Layer layer(kStored[1], 300, 200, {}, 1);
+  layer.linear.has_sparse_input = true;
+  std::vector<float> x(400, 1.0f);
+  std::fill_n(x.begin(), 150, 0.0f);
+  std::fill_n(x.begin() + 200 + 70, 100, 0.0f);
+  const auto packed = cuda_->pack({&layer.linear, 1});
+  EXPECT_EQ(packed->kernel_name(), "matmul_bf16_columns_float_cuda_fma");
+  multiplied(*cuda_, *packed, {x.begin(), x.begin() + 200}, 1);
+  InputZeros zeros = packed->input_zeros();
+  EXPECT_EQ(zeros.num_inputs, 200);
+  EXPECT_EQ(zeros.num_zeros, 150);
+  EXPECT_EQ(zeros.num_columns, 200);
+  EXPECT_EQ(zeros.num_skipped, 150);
+  EXPECT_EQ(zeros.num_products, 1);
+  EXPECT_EQ(zeros.skipped_bytes, 150 * 300 * 2);
+  multiplied(*cuda_, *packed, x, 2);
+  zeros = packed->input_zeros();
+  EXPECT_EQ(zeros.num_inputs, 600);
+  EXPECT_EQ(zeros.num_zeros, 150 + 150 + 100);
+  EXPECT_EQ(zeros.num_skipped, 150 + 80);
+  // A prefill of three tiles counts its zeros, and no product of decode.
+  std::vector<float> many(20 * 200, 0.0f);
+  multiplied(*cuda_, *packed, many, 20);
+  zeros = packed->input_zeros();
+  EXPECT_EQ(zeros.num_inputs, 600 + 4000);
+  EXPECT_EQ(zeros.num_zeros, 400 + 4000);
+  EXPECT_EQ(zeros.num_columns, 400);
+}
+
+TEST_F(CudaColumns, ANaNInputIsNotSkipped) {
+  Layer layer(kStored[1], 70, 64, {}, 1);
+  layer.linear.has_sparse_input = true;
+  std::vector<float> x(64, 0.0f);
+  x[37] = std::numeric_limits<float>::quiet_NaN();
+  for (const float y : multiplied(*cuda_, *cuda_->pack({&layer.linear, 1}), x, 1).second) EXPECT_TRUE(std::isnan(y));
+}
+
 // Rounded inputs must have exactly the values of input_format.h, and their products must be those of such values.
 class CudaInputs : public CudaLinears {
  protected:
@@ -214,6 +322,15 @@ TEST_F(CudaInputs, EveryFormat) {
       const int64_t num_in = width_for(format, 72);
       if (fits(stored, num_in)) expect_product(format, stored, /*num_rows=*/11, num_in);
     }
+  }
+}
+
+// Small values are dropped before anything is rounded, whoever rounds.
+TEST_F(CudaInputs, EveryFormatAboveASparsityThreshold) {
+  for (InputFormat format : input_formats()) {
+    format.sparsity_threshold = 0.4f;
+    expect_product(format, kStored[0], /*num_rows=*/11, width_for(format, 72));
+    if (fits(kStored[3], width_for(format, 72))) expect_product(format, kStored[3], 11, width_for(format, 72));
   }
 }
 
