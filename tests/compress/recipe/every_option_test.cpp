@@ -340,6 +340,8 @@ const std::vector<Setting>& settings() {
       {"AwqBeforeRtn", "awq", {{"grid_points", "3"}}, "", "  - rtn: {bits: 3, group_size: 32}\n"},
       {"AwqBeforeGptq", "awq", {}, "", kGptq},
       {"SmoothQuant", "smoothquant", {}, "", "  - gptq: {bits: 8, group_size: -1, activations: int8}\n"},
+      {"ActivationSparsity", "activation_sparsity"},
+      {"ActivationSparsityAfterGptq", "activation_sparsity", {}, kGptq},
       {"ReconstructCodes",
        "reconstruct",
        {{"epochs", "3"}, {"offset_learning_rate", "0.05"}},
