@@ -105,7 +105,8 @@ const std::vector<OrderRule>& order_rules() {
       {reconstructs, Group::same, only(drops_inputs),
        "{before} trains blocks for inputs that are all there: leave one of the two out"},
       {rounds, Group::earlier, only(drops_inputs),
-       "weights are in codes already when they are trained, and a model in codes is not calibrated again: leave {after} "
+       "weights are in codes already when they are trained, and a model in codes is not calibrated again: leave "
+       "{after} "
        "out, or distill"},
       {reconstructs, Group::same, only(reconstructs), "two passes that reconstruct: keep one"},
       {rounds, Group::same, only(reconstructs),
@@ -221,7 +222,8 @@ PassRecipe read_pass(const Value& value, const std::optional<CalibrationRecipe>&
   if (pass.row == nullptr) {
     value.fail("expected a method: " + pass_names(PassKind::changes_weights) + "; " +
                pass_names(PassKind::scales_inputs) + "; " + pass_names(PassKind::rounds) + "; " +
-               pass_names(PassKind::drops_inputs) + "; " + pass_names(PassKind::reconstructs) + "; or " + pass_names(PassKind::trains));
+               pass_names(PassKind::drops_inputs) + "; " + pass_names(PassKind::reconstructs) + "; or " +
+               pass_names(PassKind::trains));
   }
   if (!layers) return pass;
   const bool has_overrides = layers->has_key("override");

@@ -159,8 +159,8 @@ struct ColumnLaunch {
 }  // namespace
 
 void launch_column_linears(cudaStream_t stream, const WeightForm& form, const WeightView* weights, int64_t num_linears,
-                           const SlotRanges& slots, const float* x_RI, int64_t max_rows, float* y_RO,
-                           int64_t out_width, int64_t first_out) {
+                           const SlotRanges& slots, const float* x_RI, int64_t max_rows, float* y_RO, int64_t out_width,
+                           int64_t first_out) {
   const ColumnLaunch l = {stream, weights,  num_linears, form.num_out, slots,
                           x_RI,   max_rows, y_RO,        out_width,    first_out};
   switch (form.stored) {

@@ -371,7 +371,8 @@ RoundingTarget CudaLinear::rounding() const {
 }
 
 std::string CudaLinear::kernel_name() const {
-  return "matmul_" + weight_names_ + (by_columns_ ? "_columns" : "") + "_" + input_format_name(input_) + (multiplies_codes_ ? "_cuda_dp4a" : "_cuda_fma");
+  return "matmul_" + weight_names_ + (by_columns_ ? "_columns" : "") + "_" + input_format_name(input_) +
+         (multiplies_codes_ ? "_cuda_dp4a" : "_cuda_fma");
 }
 
 }  // namespace pare::runtime

@@ -87,7 +87,7 @@ struct WeightView {
   // [G, O], and there are counts of zeros.
   int64_t column_words = 0;
   ZeroCounts* zero_counts = nullptr;  // [kCountedTiles]
-  const float* bias_O = nullptr;        // null: none
+  const float* bias_O = nullptr;      // null: none
 };
 
 // Chooses the kernel that multiplies a weight.

@@ -21,8 +21,8 @@ SparsityThresholds read_sparsity_thresholds(const std::string& config_json, cons
   if (config_json.find("\"" + key + "\"") == std::string::npos) return {};
   const Json config = parse_ordered_json(config_json, where);
   const auto fail = [&](const std::string& what) -> void {
-    throw std::invalid_argument(where + ": '" + key + "': expected an object 'thresholds' of positive numbers, " + what +
-                                ": remove the key to run the model without dropped inputs");
+    throw std::invalid_argument(where + ": '" + key + "': expected an object 'thresholds' of positive numbers, " +
+                                what + ": remove the key to run the model without dropped inputs");
   };
   if (!config.is_object() || !config.contains(key)) return {};
   const Json& section = config[key];

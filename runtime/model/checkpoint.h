@@ -76,7 +76,7 @@ class Checkpoint {
   LinearWeights linear(const LinearDescription& linear) const;
   // The part of the input's format that config.json gives any linear (activation_sparsity.h); 0: none.
   float sparsity_threshold(const LinearDescription& linear) const;
-  const SparsityThresholds& sparsity_thresholds() const;  // those that are not 0, by name
+  const SparsityThresholds& sparsity_thresholds() const;            // those that are not 0, by name
   LinearDescription embedding() const;                              // the table as a linear: num_out = V, num_in = D
   LinearDescription head() const;                                   // the embedding if tied
   std::vector<float> norm_gain(const NormDescription& norm) const;  // the unit offset is added

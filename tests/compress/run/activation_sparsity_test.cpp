@@ -76,7 +76,8 @@ TEST(ActivationSparsity, RecipesThatMakeNoSenseAreRefused) {
           {"r.yaml:4", "put gptq before activation_sparsity"});
   refused(calibration + "  - activation_sparsity: {}\n  - magnitude: {}\n",
           {"r.yaml:4", "put magnitude before activation_sparsity"});
-  refused(calibration + "  - activation_sparsity: {}\n  - activation_sparsity: {ratio: 0.2}\n", {"r.yaml:4", "keep one"});
+  refused(calibration + "  - activation_sparsity: {}\n  - activation_sparsity: {ratio: 0.2}\n",
+          {"r.yaml:4", "keep one"});
   refused(calibration + "  - activation_sparsity: {}\n  - distill: {text: t}\n", {"r.yaml:4", "distill", "before"});
   refused(calibration + "  - gptq: {bits: 4}\n  - activation_sparsity: {}\n  - reconstruct: {}\n",
           {"r.yaml:5", "reconstruct", "before"});
@@ -90,8 +91,8 @@ class ActivationSparsityOfAModel : public testing::Test {
  protected:
   std::vector<std::string> command(const std::string& model, const std::string& passes, const std::string& out) {
     const fs::path recipe = folder_ / (out + ".yaml");
-    write_text(recipe, "model: " + family(model).string() + "\ncalibration: {text: " +
-                           (family(model) / "ids.npy").string() + "}\npasses:\n" + passes);
+    write_text(recipe, "model: " + family(model).string() +
+                           "\ncalibration: {text: " + (family(model) / "ids.npy").string() + "}\npasses:\n" + passes);
     return {"run", recipe.string(), "--out", (folder_ / out).string(), "--quiet"};
   }
   Outcome run(const std::string& model, const std::string& passes, const std::string& out) {
@@ -207,8 +208,9 @@ TEST_F(ActivationSparsityOfAModel, WhatCannotBeDoneIsRefused) {
   write_text(folder_ / "out" / "config.json", config.dump());
   expect_error<std::invalid_argument>([&] { Checkpoint::open(folder_ / "out"); },
                                       {"config.json", "model.layers.0.mlp.up_proj", "down_proj"});
-  for (const Json& bad : {Json(3), Json{{"thresholds", 3}}, Json{{"thresholds", {{"model.layers.0.mlp.down_proj", -1}}}},
-                          Json{{"thresholds", {{"model.layers.0.mlp.down_proj", "x"}}}}}) {
+  for (const Json& bad :
+       {Json(3), Json{{"thresholds", 3}}, Json{{"thresholds", {{"model.layers.0.mlp.down_proj", -1}}}},
+        Json{{"thresholds", {{"model.layers.0.mlp.down_proj", "x"}}}}}) {
     config["pare_activation_sparsity"] = bad;
     write_text(folder_ / "out" / "config.json", config.dump());
     expect_error<std::invalid_argument>([&] { Checkpoint::open(folder_ / "out"); },
