@@ -258,11 +258,12 @@ std::string recipe_page() {
 
 std::string pass_list() {
   std::ostringstream list;
+  constexpr size_t kNameColumn = 21;  // the longest name, and two spaces
   list << "The passes of a recipe:\n";
   for (const GuideSection& section : guide_sections()) {
     if (section.kind.empty()) continue;
     std::string name = section.name;
-    name.resize(13, ' ');
+    name.resize(kNameColumn, ' ');
     list << "  " << name << first_sentence(section.meaning) << '\n';
   }
   list << "'pare recipes PASS' explains one with its options, 'pare recipes recipe' the keys of the top level.\n";

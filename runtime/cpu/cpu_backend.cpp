@@ -498,8 +498,8 @@ class CpuBackend final : public HostBackend {
   }
 
  private:
-  // Makes the rows of x with make_row(row, destination), drops their small values and rounds them in the format of x's consumer. If the format
-  // allows it, each row is rounded while it is in the L1 cache.
+  // Makes the rows of x with make_row(row, destination), drops their small values and rounds them in the format of x's
+  // consumer. If the format allows it, each row is rounded while it is in the L1 cache.
   template <typename MakeRow>
   void make_rows(LinearInput& x, int64_t num_rows, int64_t width, const MakeRow& make_row) const {
     const int threads = threads_for(num_rows * width);

@@ -33,10 +33,6 @@ struct CodeRows {
 void launch_linears(cudaStream_t stream, const WeightForm& form, const WeightView* weights_E, int64_t num_linears,
                     const SlotRanges& slots, const float* x_RI, int64_t max_rows, float* y_RO, int64_t out_width,
                     int64_t first_out);
-// The same for weights that are stored by columns. launch_linears calls it.
-void launch_column_linears(cudaStream_t stream, const WeightForm& form, const WeightView* weights_E,
-                           int64_t num_linears, const SlotRanges& slots, const float* x_RI, int64_t max_rows,
-                           float* y_RO, int64_t out_width, int64_t first_out);
 // The same for codes, with weights of 8, 4 or 2 bits. Their columns lie in the order of their groups, and a quad of
 // four columns (with 2:4, eight) lies in one group.
 void launch_code_linears(cudaStream_t stream, const WeightForm& form, const WeightView* weights_E, int64_t num_linears,

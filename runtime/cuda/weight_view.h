@@ -58,7 +58,7 @@ constexpr int columns_of_vector(StoredAs stored, bool is_kept) {
   return weights_per_vector(stored) * (is_kept ? 2 : 1);
 }
 
-// What the blocks of the first outputs have met, for each of the first tiles of rows (InputZeros).
+// Counts what the blocks of the first outputs have met (InputZeros). Each of the first tiles of rows has one.
 struct ZeroCounts {
   int64_t num_inputs = 0, num_zeros = 0, num_columns = 0, num_skipped = 0, num_products = 0;
 };

@@ -26,8 +26,8 @@
 // zeropoint quantization, section 2.1): low and high of the same values on the asymmetric grid above; codes of outlier
 // columns are the row's zero.
 //
-// Activation sparsity (TEAL, Liu et al., arXiv 2408.14690, section 3; CATS, Lee et al., arXiv 2404.08763): before all of
-// this, values with |x| <= sparsity_threshold become 0. A NaN stays.
+// Activation sparsity (TEAL, Liu et al., arXiv 2408.14690, section 3; CATS, Lee et al., arXiv 2404.08763): before all
+// of this, values with |x| <= sparsity_threshold become 0. A NaN stays.
 #pragma once
 
 #include <array>
@@ -116,7 +116,8 @@ void drop_small(std::span<float> x, float threshold);
 // Checks that the fields fit each other and an input of num_in columns. Throws std::invalid_argument naming `name` for
 // fp8 or nvfp4 with a zero or outliers, and for outliers with a range other than a token's. Also throws it for a fixed
 // scale that is not positive and finite, a zero outside [-128, 127], a threshold that is not positive, columns out of
-// order or of range, and a sparsity threshold that is negative or not finite. nvfp4 needs the range of a token, a factor from 1.2e-38 to 8.5e+37 and whole blocks.
+// order or of range, and a sparsity threshold that is negative or not finite. nvfp4 needs the range of a token, a
+// factor from 1.2e-38 to 8.5e+37 and whole blocks.
 void validate(const InputFormat& format, int64_t num_in, const std::string& name);
 
 // Returns a part of kernel names: "float" (plain), "a8", "a8z" (asymmetric), "a8seq", "a8fixed", "a8+outliers",

@@ -106,8 +106,8 @@ struct LinearWeights {
   InputFormat input = {};     // the rounding of x before the product
   // The columns input.outlier_columns in floating point, [O, J], which replace W's. Empty: W's are used.
   std::vector<float> outlier_weight_OJ = {};
-  // True if many of x are expected to be zeros, as after ReLU or above a sparsity threshold. Backends then lay W out so that decoding reads no column
-  // whose input is zero.
+  // True if many of x are expected to be zeros, after ReLU or by a sparsity threshold. Backends then lay W out so that
+  // decoding reads no column whose input is zero.
   bool has_sparse_input = false;
 
   int64_t num_out() const {

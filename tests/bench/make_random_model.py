@@ -4,7 +4,7 @@ devices: as large and not to be downloaded. The same shape and seed give the sam
          Tensors are written one by one; at most one is
 in memory.
 
-usage: make_random_model.py OUT [--shape tinyllama|smollm2] [--blocks N] [--seed 0]
+usage: make_random_model.py OUT [--shape tinyllama|smollm2|opt-1.3b] [--blocks N] [--seed 0]
 """
 import argparse
 import json
@@ -42,10 +42,28 @@ SHAPES = {
         "tie_word_embeddings": True,
         "exponent": 0x3D00,
     },
+    # OPT 1.3B; magnitudes in [2^-7, 2^-5). Biases are 0.
+    "opt-1.3b": {
+        "model_type": "opt",
+        "hidden_size": 2048,
+        "word_embed_proj_dim": 2048,
+        "num_attention_heads": 32,
+        "ffn_dim": 8192,
+        "num_hidden_layers": 24,
+        "vocab_size": 50272,
+        "max_position_embeddings": 2048,
+        "do_layer_norm_before": True,
+        "activation_function": "relu",
+        "tie_word_embeddings": True,
+        "exponent": 0x3C00,
+    },
 }
 
 
 def config(shape):
+    if shape.get("model_type") == "opt":
+        fixed = {"architectures": ["OPTForCausalLM"], "torch_dtype": "bfloat16", "bos_token_id": 2, "eos_token_id": 2}
+        return fixed | {key: value for key, value in shape.items() if key != "exponent"}
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -57,8 +75,29 @@ def config(shape):
     } | {key: value for key, value in shape.items() if key != "exponent"}
 
 
+def tensors_of_opt(shape):
+    hidden, feed_forward = shape["hidden_size"], shape["ffn_dim"]
+    yield "model.decoder.embed_tokens.weight", (shape["vocab_size"], hidden)
+    yield "model.decoder.embed_positions.weight", (shape["max_position_embeddings"] + 2, hidden)
+    for block in range(shape["num_hidden_layers"]):
+        name = f"model.decoder.layers.{block}."
+        linears = [(f"self_attn.{linear}", hidden, hidden) for linear in ("q_proj", "k_proj", "v_proj", "out_proj")]
+        linears += [("fc1", feed_forward, hidden), ("fc2", hidden, feed_forward)]
+        for linear, num_out, num_in in linears:
+            yield f"{name}{linear}.weight", (num_out, num_in)
+            yield f"{name}{linear}.bias", (num_out,)
+        for norm in ("self_attn_layer_norm", "final_layer_norm"):
+            yield f"{name}{norm}.weight", (hidden,)
+            yield f"{name}{norm}.bias", (hidden,)
+    yield "model.decoder.final_layer_norm.weight", (hidden,)
+    yield "model.decoder.final_layer_norm.bias", (hidden,)
+
+
 def tensors(shape):
     """Names and shapes of all tensors, in the order in which they are written."""
+    if shape.get("model_type") == "opt":
+        yield from tensors_of_opt(shape)
+        return
     hidden, feed_forward, vocabulary = shape["hidden_size"], shape["intermediate_size"], shape["vocab_size"]
     kv_width = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
     yield "model.embed_tokens.weight", (vocabulary, hidden)
@@ -76,8 +115,10 @@ def tensors(shape):
         yield "lm_head.weight", (vocabulary, hidden)
 
 
-def random_bits(size, exponent, random):
+def random_bits(name, size, exponent, random):
     """bf16 as its bits."""
+    if name.endswith(".bias"):
+        return numpy.zeros(size, numpy.uint16)
     if len(size) == 1:
         return numpy.full(size, 0x3F80, numpy.uint16)
     num = int(numpy.prod(size))
@@ -105,8 +146,8 @@ def main():
     random = numpy.random.PCG64(arguments.seed)
     with open(arguments.out / "model.safetensors", "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for _, size in tensors(shape):
-            random_bits(size, shape["exponent"], random).tofile(file)
+        for name, size in tensors(shape):
+            random_bits(name, size, shape["exponent"], random).tofile(file)
 
 
 if __name__ == "__main__":

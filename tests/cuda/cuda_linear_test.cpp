@@ -202,12 +202,10 @@ class CudaColumns : public CudaLinears {};
 TEST_F(CudaColumns, EveryStoredFormOfEveryShape) {
   for (const Stored& stored : kStored) {
     for (const auto& [num_rows, num_in, num_out] : {std::tuple<int64_t, int64_t, int64_t>{1, 8, 5},
-                                                    {2, 64, 33},
                                                     {3, 200, 70},
                                                     {9, 72, 4},
-                                                    {17, 136, 140},
+                                                    {17, 24, 33},
                                                     {9, 21, 5},
-                                                    {1, 3000, 9},
                                                     {1, 64, 300}}) {
       if (!fits(stored, num_in)) continue;
       for (const double share : {0.0, 0.7, 1.0}) {

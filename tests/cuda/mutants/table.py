@@ -157,7 +157,7 @@ MUTANTS = [
         ],
     ),
     *planted(
-        "column_linear_kernels.cu",
+        "linear_kernels.cu",
         "CudaColumns.*",
         [
             ("barrier", "  }\n  __syncthreads();\n  for (int place =", "  }\n  for (int place ="),
