@@ -187,6 +187,7 @@ const std::vector<Setting>& settings() {
       {"LlmInt8", {"llm_int8"}, "  - llm_int8: {threshold: 1.5}\n"},
       {"LlmInt8Static", {"llm_int8"}, "  - llm_int8: {measure: median, threshold: 1.2, outliers: static}\n"},
       {"Activations", {"activations"}, "  - activations: int8\n"},
+      {"ActivationSparsity", {"activation_sparsity"}, kGptq + "  - activation_sparsity: {}\n"},
       {"Reconstruct", {"reconstruct"}, kGptq + "  - reconstruct: {epochs: 1, offset_learning_rate: 0.05}\n"},
       {"ReconstructKeptWeights", {"reconstruct"}, "  - wanda: {}\n  - reconstruct: {epochs: 1}\n"},
       {"Budget", {"gptq"}, "  - gptq: {}\n", "budget: {bits: 4}\n"},
