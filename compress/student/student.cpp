@@ -266,6 +266,10 @@ void check_student(const runtime::Checkpoint& teacher, const StudentOptions& opt
     refuse("expected a teacher with plain weights, found " + where + ", which is compressed (" +
            teacher.quantization_method() + "): give the model that it was made of");
   }
+  if (!teacher.sparsity_thresholds().empty()) {
+    refuse("expected a teacher that keeps all inputs, found " + where +
+           ", which drops small ones (activation_sparsity): give the model that it was made of");
+  }
   const runtime::ModelDescription& model = teacher.description();
   if (model.is_text_part) {
     refuse("the teacher " + where +

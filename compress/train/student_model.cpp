@@ -18,6 +18,12 @@ void check_trainable(const runtime::Checkpoint& checkpoint, const TrainedParts& 
     if (!scheme) continue;
     if (const std::string why = why_not_trained(*scheme); !why.empty()) fail(linear, why);
   }
+  if (!checkpoint.sparsity_thresholds().empty()) {
+    throw std::invalid_argument(
+        "distill: '" + checkpoint.directory().string() +
+        "' drops small inputs (activation_sparsity), and its thresholds belong to the weights as "
+        "they are: train the model that it was made of, and let the pass follow");
+  }
   if (!parts.embedding) return;
   for (const runtime::LinearDescription& table : {checkpoint.embedding(), checkpoint.head()}) {
     if (!checkpoint.stored_scheme(table)) continue;

@@ -202,6 +202,18 @@ TEST_F(ActivationSparsityOfAModel, WhatCannotBeDoneIsRefused) {
   const Outcome again = run_pare({"run", (folder_ / "again.yaml").string(), "--out", (folder_ / "b").string()});
   EXPECT_NE(again.status, 0);
   EXPECT_NE(again.err.find("drops small inputs already"), std::string::npos) << again.err;
+  // Training would find other inputs than the thresholds were made for, and a student has other layers.
+  const std::string model = "model: " + (folder_ / "out").string() + "\n";
+  const std::string distill = "passes: [distill: {text: " + (family("llama_gqa_untied") / "ids.npy").string() +
+                              ", total_tokens: 64, batch: 1, loss: hard_label}]\n";
+  for (const std::string student : {"", "student: {layers: 1}\n"}) {
+    write_text(folder_ / "train.yaml", model + student + distill);
+    const Outcome trained = run_pare({"run", (folder_ / "train.yaml").string(), "--out", (folder_ / "c").string()});
+    EXPECT_EQ(trained.status, 1) << student;
+    EXPECT_NE(trained.err.find("activation_sparsity): "), std::string::npos) << trained.err;
+    EXPECT_FALSE(fs::exists(folder_ / "c"));
+    EXPECT_FALSE(fs::exists(folder_ / "c.partial")) << "work was begun";
+  }
   // A config.json that belongs to another model, or is damaged.
   Json config = Json::parse(std::ifstream(folder_ / "out" / "config.json"));
   config["pare_activation_sparsity"]["thresholds"] = {{"model.layers.0.mlp.up_proj", 0.5}};
