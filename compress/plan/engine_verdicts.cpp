@@ -182,11 +182,20 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const runtime::Mod
   return {{"pare", true, {}}, transformers.verdict(), vllm.verdict(), converter.verdict()};
 }
 
-std::vector<EngineVerdict> judge_encoder_engines(const RunPlan& plan) {
+std::vector<EngineVerdict> judge_encoder_engines(const RunPlan& plan, const runtime::EncoderDescription& model) {
   Judgement transformers{kTransformersRelease, runtime::Engine::transformers_encoders};
   for (const auto& layers : plan.blocks) {
     for (const LayerPlan& layer : layers) {
-      if (has_scheme(layer)) transformers.add(runtime::container_format(layer.scheme.container), layer.scheme);
+      if (!has_scheme(layer)) continue;
+      transformers.add(runtime::container_format(layer.scheme.container), layer.scheme);
+      // modeling_modernbert.py, _init_weights: an AttributeError, found by loading.
+      const bool is_packed = layer.scheme.layout == runtime::CodeLayout::packed &&
+                             layer.scheme.bits < (layer.scheme.is_integer() ? runtime::kDenseBits : 8);
+      if (model.needs_plain_weights && is_packed) {
+        transformers.against.add("its class for " + model.family +
+                                 " fails on linears without a plain weight, as packed ones are: 8 bits of weights and "
+                                 "inputs are stored plain");
+      }
     }
   }
   return {{"pare", true, {}}, transformers.verdict()};

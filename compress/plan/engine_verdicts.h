@@ -18,6 +18,6 @@ struct EngineVerdict {
 // named in engine_verdicts.cpp.
 std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const runtime::ModelDescription& model);
 // Judges an encoder for this runtime and transformers.
-std::vector<EngineVerdict> judge_encoder_engines(const RunPlan& plan);
+std::vector<EngineVerdict> judge_encoder_engines(const RunPlan& plan, const runtime::EncoderDescription& model);
 
 }  // namespace pare::compress

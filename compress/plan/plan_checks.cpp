@@ -250,10 +250,13 @@ void refuse_what_encoders_lack(const Recipe& recipe, const runtime::EncoderDescr
     if (is_asked) refuse_recipe(what);
   };
   if (const PassRecipe* scaling = find_pass(recipe, PassKind::scales_inputs)) {
-    refuse_recipe(std::string(scaling->row->key) + ": this encoder (" + model.family +
-                  ") normalizes after its residual sums, so a norm's output feeds the residual stream as well "
-                  "as the next linears: dividing it has no exact inverse there, and nothing is scaled. Leave the "
-                  "pass out");
+    const std::string who = std::string(scaling->row->key) + ": this encoder (" + model.family + ")";
+    if (model.blocks.front().normalizes_first) {
+      refuse_recipe(who + " is not scaled: expected a decoder. Leave the pass out");
+    }
+    refuse_recipe(who +
+                  " normalizes after its residual sums, so a norm's output feeds the residual stream as well as the "
+                  "next linears: dividing it has no exact inverse there, and nothing is scaled. Leave the pass out");
   }
   if (const PassRecipe* dropping = find_pass(recipe, PassKind::drops_inputs)) {
     refuse_recipe(std::string(dropping->row->key) +

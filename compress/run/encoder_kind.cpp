@@ -14,7 +14,9 @@ class EncoderKind : public ModelKind {
 
   RunPlan plan(const Recipe& recipe) const override { return plan_encoder(recipe, checkpoint_); }
 
-  std::vector<EngineVerdict> judge(const RunPlan& plan) const override { return judge_encoder_engines(plan); }
+  std::vector<EngineVerdict> judge(const RunPlan& plan) const override {
+    return judge_encoder_engines(plan, checkpoint_.encoder());
+  }
 
   // Calibration texts, as many as the recipe says, drawn at random and kept in order, each cut to the recipe's or the
   // model's number of tokens; and the data of the evaluations.
@@ -34,6 +36,7 @@ class EncoderKind : public ModelKind {
       for (const int64_t text : draw_sorted(static_cast<int64_t>(texts.size()), num_samples, calibration.seed)) {
         data.texts->push_back(tokenizer.encode_truncated(texts[static_cast<size_t>(text)], max_tokens));
       }
+      runtime::check_ids_of_texts(*data.texts, checkpoint_.encoder().vocabulary_size, calibration.text);
     }
     read_evaluations(recipe, source, data);
     return data;

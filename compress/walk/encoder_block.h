@@ -30,11 +30,12 @@ class EncoderBlock : public Block {
   }
 
   // Its functions, with the weights and formats that it has by then.
-  EncoderFunctions functions() const { return {*model_, *block_, tensors_, input_formats_}; }
+  EncoderFunctions functions() const { return {*model_, *block_, tensors_, input_formats_, distances_HN_}; }
 
  private:
   const runtime::EncoderDescription* model_;
   const runtime::EncoderBlockDescription* block_;
+  at::Tensor distances_HN_;  // undefined: the model has none
 };
 
 // hidden_TD = norm(word[id] + token_type[0] + position[t]) of one text, [T, D] float32. The checkpoint must outlive it.
@@ -45,8 +46,8 @@ class EncoderEmbedding {
 
  private:
   const runtime::EncoderDescription* model_;
-  runtime::LinearWeights words_, positions_;
-  std::optional<runtime::LinearWeights> token_types_;
+  runtime::LinearWeights words_;
+  std::optional<runtime::LinearWeights> token_types_, positions_;
   runtime::LayerNorm norm_;
 };
 

@@ -11,9 +11,10 @@
 namespace pare::compress {
 namespace {
 
-// Values of each token: the states, what attention makes, and what the activation does.
-std::array<int64_t, 3> widths(const runtime::EncoderDescription& model) {
-  return {model.hidden_size, model.hidden_size, model.feed_forward_size};
+// Values of each token: the states, what attention makes, what the activation does, and norms of states.
+std::array<int64_t, 4> widths(const runtime::EncoderDescription& model) {
+  return {model.hidden_size, model.hidden_size, model.feed_forward_size,
+          model.blocks.front().normalizes_first ? model.hidden_size : 0};
 }
 
 }  // namespace
@@ -28,7 +29,8 @@ EncoderWalk::EncoderWalk(const runtime::Checkpoint& checkpoint, const Calibratio
                                 " tokens; expected at least " + std::to_string(kGroupRows));
   }
   sample_rows_ = draw_sorted(num_counted, kNumSampleRows, sample_seed);
-  const auto [hidden, mixed, activated] = widths(model);
+  const auto [hidden, mixed, activated, normed] = widths(model);
+  if (normed > 0) normed_RD_ = at::empty({num_rows, normed}, at::kFloat);
   hidden_RD_ = at::empty({num_rows, hidden}, at::kFloat);
   mixed_RD_ = at::empty({num_rows, mixed}, at::kFloat);
   activated_RF_ = at::empty({num_rows, activated}, at::kFloat);
@@ -40,8 +42,8 @@ EncoderWalk::EncoderWalk(const runtime::Checkpoint& checkpoint, const Calibratio
 }
 
 int64_t EncoderWalk::size_bytes(const runtime::EncoderDescription& model, int64_t num_tokens) {
-  const auto [hidden, mixed, activated] = widths(model);
-  return num_tokens * (hidden + mixed + activated) * static_cast<int64_t>(sizeof(float));
+  const auto [hidden, mixed, activated, normed] = widths(model);
+  return num_tokens * (hidden + mixed + activated + normed) * static_cast<int64_t>(sizeof(float));
 }
 
 at::Tensor EncoderWalk::rows(const at::Tensor& all_RI, size_t text) const {
@@ -68,8 +70,13 @@ LayerStatistics EncoderWalk::reach(const EncoderBlock& block, runtime::Stage sta
   }
   if (need == StatisticsNeed::none) return {};
 
+  if (!runtime::folds_into_linear(stage) && normed_RD_.defined()) {
+    for_each_text(
+        [&](size_t text) { rows(normed_RD_, text).copy_(block.functions().input(stage, rows(hidden_RD_, text))); });
+  }
   const at::Tensor& x_RI = stage == runtime::Stage::attention_output      ? mixed_RD_
                            : stage == runtime::Stage::feed_forward_output ? activated_RF_
+                           : normed_RD_.defined()                         ? normed_RD_
                                                                           : hidden_RD_;
   const int64_t num_groups = x_RI.size(0) / kGroupRows;
   StatisticsAccumulator accumulator(block.description().name + ", " + std::string(runtime::stage_name(stage)),

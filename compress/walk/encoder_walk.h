@@ -38,6 +38,7 @@ class EncoderWalk {
   std::vector<int64_t> first_row_;  // of each text, and the end
   std::vector<int64_t> sample_rows_;
   at::Tensor hidden_RD_, mixed_RD_, activated_RF_;
+  at::Tensor normed_RD_;  // the input of two stages, where blocks normalize first
 };
 
 }  // namespace pare::compress

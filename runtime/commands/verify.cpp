@@ -54,6 +54,7 @@ Verification verify(const std::filesystem::path& directory, const std::function<
     linears.insert(linears.end(), tables.begin(), tables.end());
     for (const LayerNormDescription& norm : all_norms(model))
       norms.push_back([&, norm] { checkpoint->layer_norm(norm); });
+    norms.push_back([&] { checkpoint->distance_scores(); });
   } else {
     for (const NormDescription& norm : all_norms(checkpoint->description())) {
       norms.push_back([&, norm] {

@@ -70,6 +70,10 @@ AttentionTile tile_of(const float* q_RHK, const KvLayer& cache, const Sequence& 
           .softcap = shape.softcap,
           .slopes = shape.slopes_H != nullptr ? shape.slopes_H + kv_head * heads_per_group : nullptr,
           .sinks = shape.sinks_H != nullptr ? shape.sinks_H + kv_head * heads_per_group : nullptr,
+          .distances = shape.distances_HN != nullptr
+                           ? shape.distances_HN + kv_head * heads_per_group * (2 * shape.reach + 1)
+                           : nullptr,
+          .reach = shape.reach,
           .rounds_weights = shape.products_in_8_bits,
           .out = x_RHK + query_offset};
 }
@@ -77,6 +81,13 @@ AttentionTile tile_of(const float* q_RHK, const KvLayer& cache, const Sequence& 
 // The first key that the token at `position` sees.
 int64_t first_key(const AttentionShape& shape, int64_t position) {
   return shape.sliding_window > 0 ? std::max<int64_t>(0, position - shape.sliding_window + 1) : 0;
+}
+
+// The key behind the last one that the token at `position` sees.
+int64_t end_key(const AttentionShape& shape, const Sequence& sequence, int64_t position) {
+  if (shape.causal) return position + 1;
+  const int64_t end = sequence.num_past + sequence.num_rows;
+  return shape.sliding_window > 0 ? std::min(end, position + shape.sliding_window) : end;
 }
 
 void plan_sequence(const float* q_RHK, const KvLayer& cache, const Sequence& sequence, const AttentionShape& shape,
@@ -108,8 +119,8 @@ void plan_sequence(const float* q_RHK, const KvLayer& cache, const Sequence& seq
     for (int64_t tile = (sequence.num_rows + tile_tokens - 1) / tile_tokens - 1; tile >= 0; --tile) {
       const int64_t first = tile * tile_tokens, num_tokens = std::min(tile_tokens, sequence.num_rows - first);
       const int64_t position = sequence.num_past + first;
-      const int64_t end_key = shape.causal ? position + num_tokens : sequence.num_past + sequence.num_rows;
-      plan.tasks.push_back(make_task(first, num_tokens, first_key(shape, position), end_key));
+      plan.tasks.push_back(make_task(first, num_tokens, first_key(shape, position),
+                                     end_key(shape, sequence, position + num_tokens - 1)));
     }
   }
 }

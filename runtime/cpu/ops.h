@@ -33,11 +33,14 @@ struct AttentionTile {
   int64_t first_position;   // the first query's position in its sequence
   int64_t num_tokens;
   int64_t window;    // 0: every key up to the query; otherwise the last `window` of them
-  int64_t num_keys;  // 0: as `window` says; otherwise every query sees all of the first num_keys
+  int64_t num_keys;  // 0: as `window` says; otherwise a query sees the first num_keys, or those less than `window` away
   float scale;
   float softcap;        // 0: none
   const float* slopes;  // of the group's heads, by which scores fall with each token between; null: none
   const float* sinks;   // of the group's heads, logits that join the softmax; null: none; not used by partial kernels
+  // Scores rise by these with the distance: [2 reach + 1] for each of the group's heads. Null: they do not.
+  const float* distances;
+  int64_t reach;
   bool rounds_weights;  // to 1/255 of the largest (kProbabilityFormat); not used by partial kernels
   float* out;           // laid out as queries; not used by partial kernels
 };

@@ -71,8 +71,11 @@ struct KeyRange {
 __device__ KeyRange seen_keys(const Sequence& sequence, const AttentionShape& shape, int64_t row) {
   const int64_t position = sequence.num_past + row;
   const bool has_window = shape.sliding_window > 0 && position >= shape.sliding_window;
-  return {has_window ? position - shape.sliding_window + 1 : 0,
-          shape.causal ? position + 1 : sequence.num_past + sequence.num_rows};
+  const int64_t begin = has_window ? position - shape.sliding_window + 1 : 0;
+  if (shape.causal) return {begin, position + 1};
+  const int64_t end = sequence.num_past + sequence.num_rows;
+  const bool ends_before = shape.sliding_window > 0 && position + shape.sliding_window < end;
+  return {begin, ends_before ? position + shape.sliding_window : end};
 }
 
 // The joined result of the stretches so far for one query, in units of e^largest: the sum of weights, and the weighted
@@ -124,9 +127,19 @@ struct WarpQueries {
   int num = 0;  // number of pairs
   KeyRange seen[kQueries];
   float slopes[kQueries];  // of ALiBi; 0: none
-  const float* q;          // [kQueries, stride]
-  float* weights_L;        // [kQueries, kTileKeys]
+  int64_t first_pair = 0;  // of the sequence; the heads are those of kv_head
+  int64_t kv_head = 0, num_past = 0;
+  const float* q;    // [kQueries, stride]
+  float* weights_L;  // [kQueries, kTileKeys]
 };
+
+// Returns by how much the distance to `key` raises the score of a pair.
+__device__ float score_of_distance(const AttentionShape& shape, int64_t kv_head, int64_t num_past, int64_t pair,
+                                   int64_t key) {
+  const int64_t heads_per_kv = shape.num_heads / shape.num_kv_heads, reach = shape.reach;
+  const int64_t head = kv_head * heads_per_kv + pair % heads_per_kv, n = key - (num_past + pair / heads_per_kv);
+  return shape.distances_HN[head * (2 * reach + 1) + reach + (n < -reach ? -reach : n > reach ? reach : n)];
+}
 
 template <int kQueries>
 __device__ void score_tile(const WarpQueries<kQueries>& queries, const float* keys_L, const AttentionShape& shape,
@@ -148,6 +161,9 @@ __device__ void score_tile(const WarpQueries<kQueries>& queries, const float* ke
     const int64_t key = first_key + lane;
     // A causal query is its own last key.
     if (shape.slopes_H != nullptr) score += queries.slopes[n] * static_cast<float>(key - (queries.seen[n].end - 1));
+    if (shape.distances_HN != nullptr && n < queries.num) {
+      score += score_of_distance(shape, queries.kv_head, queries.num_past, queries.first_pair + n, key);
+    }
     scores[n] = n < queries.num && key >= queries.seen[n].begin && key < queries.seen[n].end ? score : lowest();
   }
 }
@@ -252,6 +268,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     q_P[i] = pair < end_pair && k < size ? q_RHK[place_of(pair) * size + k] : 0.0f;
   }
   WarpQueries<kQueries> queries;
+  queries.first_pair = first_pair + warp * kQueries;
+  queries.kv_head = kv_head;
+  queries.num_past = sequence.num_past;
   queries.q = q_P + warp * kQueries * stride;
   queries.weights_L = values_L + kTileKeys * stride + warp * kQueries * kTileKeys;
   RunningSoftmax<kHeadValues> running[kQueries];

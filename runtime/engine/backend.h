@@ -165,7 +165,7 @@ struct AttentionShape {
   float scale = 1.0f;
   float softcap = 0.0f;        // 0: none; otherwise cap * tanh(score / cap)
   int64_t sliding_window = 0;  // 0: causal over all tokens; otherwise token t sees (t - window, t]
-  bool causal = true;          // false: every token sees its whole sequence, and there is no sliding window
+  bool causal = true;          // false: every token sees its whole sequence, or in a window (t - window, t + window)
   // Both products take 8-bit values, as SmoothQuant's BMMs do (arXiv 2211.10438, section 4). rope_store rounds queries
   // to kQueryFormat. attention rounds the softmax of a query's scores to kProbabilityFormat. Keys and values come from
   // an 8-bit cache.
@@ -176,6 +176,11 @@ struct AttentionShape {
   // Sinks, causal alone: a logit for each head that joins the softmax of each query's scores, as that of a key whose
   // value is 0. It lies in the backend's memory. Null: none.
   const float* sinks_H = nullptr;
+  // Not causal alone: the score of head h at a key n tokens behind the query rises by distances_HN[h][n + reach], where
+  // n is held within -reach and reach, so that a head has 2 reach + 1 values. They lie in the backend's memory. Null:
+  // none.
+  const float* distances_HN = nullptr;
+  int64_t reach = 0;
 };
 inline const InputFormat kQueryFormat = {.type = InputType::int8};                            // a row has K values
 inline const InputFormat kProbabilityFormat = {.type = InputType::int8, .symmetric = false};  // a value per key

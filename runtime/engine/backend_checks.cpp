@@ -89,12 +89,12 @@ void check_shape(const AttentionShape& shape, const char* operation) {
               std::to_string(shape.num_heads) + " heads and " + std::to_string(shape.num_kv_heads) + " kv heads");
   require(shape.head_size > 0 && shape.head_size % 2 == 0, operation,
           "expected an even head size, found " + std::to_string(shape.head_size));
-  require(
-      shape.causal || shape.sliding_window == 0, operation,
-      "expected no sliding window where tokens see later ones, found one of " + std::to_string(shape.sliding_window));
   require(shape.causal || shape.slopes_H == nullptr, operation,
           "expected no slopes of scores where tokens see later ones");
   require(shape.causal || shape.sinks_H == nullptr, operation, "expected no sinks where tokens see later ones");
+  require(!shape.causal || shape.distances_HN == nullptr, operation,
+          "expected no scores of distances where tokens do not see later ones");
+  require(shape.reach >= 0, operation, "expected no negative reach, found " + std::to_string(shape.reach));
   require(shape.sliding_window >= 0 && shape.softcap >= 0.0f, operation,
           "expected no negative sliding window or soft cap, found " + std::to_string(shape.sliding_window) + " and " +
               std::to_string(shape.softcap));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <set>
 #include <stdexcept>
 
@@ -14,8 +15,11 @@ namespace {
 using Texts = std::span<const std::vector<int32_t>>;
 
 struct Block {
-  std::unique_ptr<PackedLinear> qkv, o, up, down;
-  PackedLayerNorm attention_norm, feed_forward_norm;
+  std::unique_ptr<PackedLinear> qkv, o, up, down;               // up: with the gate before it, if any
+  PackedLayerNorm attention_norm = {}, feed_forward_norm = {};  // after the sums
+  std::optional<PackedNorm> first_norm = {}, second_norm = {};  // or before the linears; none: they read the state
+  AttentionShape attention;
+  size_t rope = 0;
 };
 
 // Whole texts that go through the blocks together, in host memory.
@@ -50,6 +54,10 @@ size_t batch_size(Texts texts, size_t first) {
   return end - first;
 }
 
+bool is_gated(const EncoderDescription& model) {
+  return model.blocks.front().feed_forward.is_gated();
+}
+
 // Every buffer of a forward pass, and the batch that it holds. A text has at least one row, and pooling makes one
 // sequence of it. So num_rows bounds the number of sequences too.
 struct Arena {
@@ -68,7 +76,7 @@ struct Arena {
         q_RHK(backend.allocate(num_rows * model.hidden_size)),
         cache(backend, kKvFloatBits, num_rows, model.num_heads, model.head_size),
         attended_RHK(backend, num_rows, model.hidden_size, has_codes),
-        inner_RF(backend.allocate(num_rows * model.feed_forward_size)),
+        inner_RF(backend.allocate(num_rows * model.feed_forward_size * (is_gated(model) ? 2 : 1))),
         activated_RF(backend, num_rows, model.feed_forward_size, has_codes),
         means_ND(backend.allocate(num_rows * model.hidden_size)) {}
 
@@ -104,12 +112,14 @@ struct Arena {
 struct Encoder::State {
   EncoderDescription description;
   Backend* backend = nullptr;
-  std::unique_ptr<PackedLinear> words, positions;
-  std::unique_ptr<PackedLinear> token_types;  // null: there are none
+  std::unique_ptr<PackedLinear> words;
+  std::unique_ptr<PackedLinear> token_types, positions;  // null: there are none
   PackedLayerNorm embedding_norm;
+  std::optional<PackedLayerNorm> final_norm;
   std::vector<Block> blocks;
-  AttentionShape attention;
-  PackedRope no_rotation;  // one position with angle 0: the embeddings already hold the positions
+  Buffer<float> distances_HN;
+  // Where the embeddings hold the positions: one position with angle 0.
+  std::vector<PackedRope> ropes;
   bool multiplies_codes = false;
   std::unique_ptr<Arena> arena;
 
@@ -122,7 +132,10 @@ struct Encoder::State {
 
   void check_texts(Texts texts) const;
   void run(const TextBatch& batch);
+  void attend(const Block& block, int64_t num_rows);
+  void feed_forward(const Block& block, int64_t num_rows);
   void run_block(const Block& block, const Block* next, int64_t num_rows);
+  void run_block_that_normalizes_first(const Block& block, const float* delta_RD, int64_t num_rows);
 };
 
 void Encoder::State::check_texts(Texts texts) const {
@@ -141,28 +154,64 @@ void Encoder::State::check_texts(Texts texts) const {
   }
 }
 
+// Takes the rows of x through attention, and leaves what it adds in delta.
+void Encoder::State::attend(const Block& block, int64_t num_rows) {
+  Arena& work = *arena;
+  backend->linear(*block.qkv, work.x_RD, num_rows, work.qkv_RC.get());
+  KvLayer cache = work.cache.layer();
+  const Buffer<int32_t>& angles_R = description.ropes.empty() ? work.zeros_R : work.positions_R;
+  backend->rope_store(work.qkv_RC.get(), ropes[block.rope], nullptr, nullptr, block.attention, angles_R.first(num_rows),
+                      work.slots_R.first(num_rows), cache, work.q_RHK.get());
+  work.attended_RHK.prepare(*block.o, work.sequences);
+  backend->attention(work.q_RHK.get(), cache, work.sequences, block.attention, work.attended_RHK);
+  backend->linear(*block.o, work.attended_RHK, num_rows, work.delta_RD.get());
+}
+
+// The same through the feed-forward network.
+void Encoder::State::feed_forward(const Block& block, int64_t num_rows) {
+  Arena& work = *arena;
+  backend->linear(*block.up, work.x_RD, num_rows, work.inner_RF.get());
+  work.activated_RF.prepare(*block.down, work.sequences);
+  if (is_gated(description)) {
+    backend->activate(work.inner_RF.get(), description.activation, num_rows, description.feed_forward_size,
+                      work.activated_RF);
+  } else {
+    backend->activate_ungated(work.inner_RF.get(), description.activation, num_rows, description.feed_forward_size,
+                              work.activated_RF);
+  }
+  backend->linear(*block.down, work.activated_RF, num_rows, work.delta_RD.get());
+}
+
+// On entry x holds the hidden state, on return the next block's.
 void Encoder::State::run_block(const Block& block, const Block* next, int64_t num_rows) {
   Arena& work = *arena;
   const int64_t width = description.hidden_size;
   const Sequences& sequences = work.sequences;
-  backend->linear(*block.qkv, work.x_RD, num_rows, work.qkv_RC.get());
-  KvLayer cache = work.cache.layer();
-  backend->rope_store(work.qkv_RC.get(), no_rotation, nullptr, nullptr, attention, work.zeros_R.first(num_rows),
-                      work.slots_R.first(num_rows), cache, work.q_RHK.get());
-  work.attended_RHK.prepare(*block.o, sequences);
-  backend->attention(work.q_RHK.get(), cache, sequences, attention, work.attended_RHK);
-  backend->linear(*block.o, work.attended_RHK, num_rows, work.delta_RD.get());
+  attend(block, num_rows);
   work.x_RD.prepare(*block.up, sequences);
   backend->add_layer_norm(work.hidden_RD.get(), work.delta_RD.get(), block.attention_norm, num_rows, width, &work.x_RD);
-
-  backend->linear(*block.up, work.x_RD, num_rows, work.inner_RF.get());
-  work.activated_RF.prepare(*block.down, sequences);
-  backend->activate_ungated(work.inner_RF.get(), description.activation, num_rows, description.feed_forward_size,
-                            work.activated_RF);
-  backend->linear(*block.down, work.activated_RF, num_rows, work.delta_RD.get());
+  feed_forward(block, num_rows);
   if (next != nullptr) work.x_RD.prepare(*next->qkv, sequences);
   backend->add_layer_norm(work.hidden_RD.get(), work.delta_RD.get(), block.feed_forward_norm, num_rows, width,
                           next != nullptr ? &work.x_RD : nullptr);
+}
+
+// On entry delta holds what the previous block's feed-forward network adds (null: there is no such block), on return
+// what this block's adds.
+void Encoder::State::run_block_that_normalizes_first(const Block& block, const float* delta_RD, int64_t num_rows) {
+  Arena& work = *arena;
+  const int64_t width = description.hidden_size;
+  float* const hidden_RD = work.hidden_RD.get();
+  work.x_RD.prepare(*block.qkv, work.sequences);
+  if (block.first_norm) {
+    backend->add_norm(hidden_RD, delta_RD, nullptr, &*block.first_norm, num_rows, width, work.x_RD);
+  } else {
+    backend->add_rows(hidden_RD, delta_RD, nullptr, num_rows, width, work.x_RD);
+  }
+  attend(block, num_rows);
+  work.x_RD.prepare(*block.up, work.sequences);
+  backend->add_norm(hidden_RD, work.delta_RD.get(), nullptr, &*block.second_norm, num_rows, width, work.x_RD);
+  feed_forward(block, num_rows);
 }
 
 // Leaves the last hidden states in arena->hidden_RD.
@@ -180,12 +229,24 @@ void Encoder::State::run(const TextBatch& batch) {
     backend->embed(*token_types, arena->zeros_R.first(num_rows), 1.0f, delta_RD);
     backend->add_norm(hidden_RD, delta_RD, nullptr, nullptr, num_rows, width, arena->x_RD);
   }
-  backend->embed(*positions, arena->positions_R.first(num_rows), 1.0f, delta_RD);
+  if (positions != nullptr) backend->embed(*positions, arena->positions_R.first(num_rows), 1.0f, delta_RD);
   arena->x_RD.prepare(*blocks.front().qkv, arena->sequences);
-  backend->add_layer_norm(hidden_RD, delta_RD, embedding_norm, num_rows, width, &arena->x_RD);
+  const bool normalizes_first = description.blocks.front().normalizes_first;
+  backend->add_layer_norm(hidden_RD, positions != nullptr ? delta_RD : nullptr, embedding_norm, num_rows, width,
+                          normalizes_first ? nullptr : &arena->x_RD);
   for (size_t b = 0; b < blocks.size(); ++b) {
     throw_if_interrupted();
-    run_block(blocks[b], b + 1 < blocks.size() ? &blocks[b + 1] : nullptr, num_rows);
+    if (normalizes_first) {
+      run_block_that_normalizes_first(blocks[b], b == 0 ? nullptr : delta_RD, num_rows);
+    } else {
+      run_block(blocks[b], b + 1 < blocks.size() ? &blocks[b + 1] : nullptr, num_rows);
+    }
+  }
+  if (!normalizes_first) return;
+  if (final_norm) {
+    backend->add_layer_norm(hidden_RD, delta_RD, *final_norm, num_rows, width, nullptr);
+  } else {
+    backend->add_norm(hidden_RD, delta_RD, nullptr, nullptr, num_rows, width, arena->x_RD);
   }
 }
 
@@ -201,7 +262,7 @@ Encoder Encoder::load(const Checkpoint& checkpoint, Backend& backend,
   state.description = checkpoint.encoder();
   state.backend = &backend;
   const EncoderDescription& model = state.description;
-  const auto pack = [&](std::initializer_list<LinearDescription> linears) {
+  const auto pack = [&](const std::vector<LinearDescription>& linears) {
     std::vector<LinearWeights> parts;
     for (const LinearDescription& linear : linears) parts.push_back(checkpoint.linear(linear));
     std::unique_ptr<PackedLinear> packed = backend.pack(parts);
@@ -210,27 +271,60 @@ Encoder Encoder::load(const Checkpoint& checkpoint, Backend& backend,
   };
   state.words = pack({model.word_embedding});
   if (model.token_type_embedding) state.token_types = pack({*model.token_type_embedding});
-  state.positions = pack({model.position_embedding});
+  if (model.position_embedding) state.positions = pack({*model.position_embedding});
   state.embedding_norm = backend.pack_layer_norm(checkpoint.layer_norm(model.embedding_norm));
+  if (model.final_norm.exists()) {
+    state.final_norm = backend.pack_layer_norm(checkpoint.layer_norm(model.final_norm));
+  }
+  const auto norm_before = [&](const LayerNormDescription& norm) -> std::optional<PackedNorm> {
+    if (!norm.exists()) return std::nullopt;
+    LayerNorm values = checkpoint.layer_norm(norm);
+    return backend.pack_norm({.gain = std::move(values.gain),
+                              .epsilon = norm.epsilon,
+                              .centers = true,
+                              .bias = norm.has_bias ? std::move(values.bias) : std::vector<float>{}});
+  };
+  const std::vector<float> distances_HN = checkpoint.distance_scores();
+  if (!distances_HN.empty()) {
+    state.distances_HN = backend.allocate(static_cast<int64_t>(distances_HN.size()));
+    backend.upload<float>(distances_HN, state.distances_HN.get());
+  }
   const auto num_blocks = static_cast<int64_t>(model.blocks.size());
   if (progress) progress(0, num_blocks);
   for (const EncoderBlockDescription& source : model.blocks) {
     throw_if_interrupted();
-    state.blocks.push_back(
-        {.qkv = pack({source.q, source.k, source.v}),
-         .o = pack({source.o}),
-         .up = pack({source.up}),
-         .down = pack({source.down}),
-         .attention_norm = backend.pack_layer_norm(checkpoint.layer_norm(source.attention_norm)),
-         .feed_forward_norm = backend.pack_layer_norm(checkpoint.layer_norm(source.feed_forward_norm))});
+    Block block = {.qkv = pack(source.attention_readers()),
+                   .o = pack({source.o}),
+                   .up = pack(source.feed_forward.readers()),
+                   .down = pack({source.feed_forward.down}),
+                   .attention = {.num_heads = model.num_heads,
+                                 .num_kv_heads = model.num_heads,
+                                 .head_size = model.head_size,
+                                 .scale = model.attention_scale,
+                                 .sliding_window = source.sliding_window,
+                                 .causal = false},
+                   .rope = source.rope};
+    if (!distances_HN.empty()) {
+      block.attention.distances_HN = state.distances_HN.get();
+      block.attention.reach = model.distances->reach;
+    }
+    if (source.normalizes_first) {
+      block.first_norm = norm_before(source.attention_norm);
+      block.second_norm = norm_before(source.feed_forward_norm);
+    } else {
+      block.attention_norm = backend.pack_layer_norm(checkpoint.layer_norm(source.attention_norm));
+      block.feed_forward_norm = backend.pack_layer_norm(checkpoint.layer_norm(source.feed_forward_norm));
+    }
+    state.blocks.push_back(std::move(block));
     if (progress) progress(static_cast<int64_t>(state.blocks.size()), num_blocks);
   }
-  state.attention = {.num_heads = model.num_heads,
-                     .num_kv_heads = model.num_heads,
-                     .head_size = model.head_size,
-                     .scale = model.attention_scale,
-                     .causal = false};
-  state.no_rotation = backend.pack_rope(make_rope_table(no_rotation(model.head_size), model.head_size, 1));
+  for (const RopeDescription& rope : model.ropes) {
+    state.ropes.push_back(backend.pack_rope(
+        make_rope_table(rope, model.head_size, model.context_length, rope.is_long(model.context_length))));
+  }
+  if (model.ropes.empty()) {
+    state.ropes.push_back(backend.pack_rope(make_rope_table(no_rotation(model.head_size), model.head_size, 1)));
+  }
   state.for_each_linear([&](const PackedLinear& linear) { state.multiplies_codes |= linear.multiplies_codes(); });
   return encoder;
 }

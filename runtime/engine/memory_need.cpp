@@ -154,7 +154,8 @@ MemoryNeed encoder_memory_need(const Checkpoint& checkpoint, int64_t num_rows) {
     need.weight_bytes += checkpoint.layout(name).num_bytes();
   }
   need.weight_bytes += need.weight_bytes / 16;
-  const int64_t row_floats = 8 * model.hidden_size + 2 * model.feed_forward_size;
+  const int64_t inner = model.blocks.front().feed_forward.is_gated() ? 3 : 2;  // products and activations
+  const int64_t row_floats = 8 * model.hidden_size + inner * model.feed_forward_size;
   need.work_bytes = num_rows * row_floats * static_cast<int64_t>(sizeof(float));
   return need;
 }

@@ -98,6 +98,9 @@ void check_scores(const TextPairs& data) {
 int64_t context_length(const Checkpoint& checkpoint) {
   return checkpoint.is_encoder() ? checkpoint.encoder().context_length : checkpoint.description().context_length;
 }
+int64_t vocabulary_size(const Checkpoint& checkpoint) {
+  return checkpoint.is_encoder() ? checkpoint.encoder().vocabulary_size : checkpoint.description().vocabulary_size;
+}
 int64_t hidden_size(const Checkpoint& checkpoint) {
   return checkpoint.is_encoder() ? checkpoint.encoder().hidden_size : checkpoint.description().hidden_size;
 }
@@ -366,6 +369,7 @@ std::string EmbeddingsOptions::help(std::string_view key) const {
 std::unique_ptr<Measurement> EmbeddingsOptions::read(EvaluationSource& source) const {
   const Pooling pooling = pooling_of(source.model);
   TextPairs pairs = read_text_pairs(data, *source.tokenizer(), pooling.max_tokens);
+  check_ids_of_texts(pairs.texts, vocabulary_size(source.model), data);
   if (!reference) check_scores(pairs);
   if (source.other != nullptr) check_comparable(source.model, *source.other, pairs);
   return std::make_unique<EmbeddingsMeasurement>(std::move(pairs), pooling, source.model, reference);

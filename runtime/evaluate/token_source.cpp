@@ -99,6 +99,18 @@ void check_ids(const TokenWindows& windows, int64_t vocabulary_size, const std::
 
 }  // namespace
 
+void check_ids_of_texts(std::span<const std::vector<int32_t>> texts, int64_t vocabulary_size,
+                        const std::filesystem::path& path) {
+  for (const std::vector<int32_t>& ids : texts) {
+    for (const int32_t id : ids) {
+      if (id >= 0 && id < vocabulary_size) continue;
+      throw std::invalid_argument(name_of(path) + ": the model's tokenizer makes the token id " + std::to_string(id) +
+                                  " of it, outside the model's vocabulary of " + std::to_string(vocabulary_size) +
+                                  ": the tokenizer is another model's, or has tokens that were added to it alone");
+    }
+  }
+}
+
 bool holds_token_windows(const std::filesystem::path& text) {
   return text.extension() == ".npy";
 }

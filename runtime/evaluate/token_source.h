@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,10 @@ namespace pare::runtime {
 
 // True if the user means standard input: "-", or one of the names that the system has for it.
 bool is_standard_input(const std::filesystem::path& path);
+
+// Throws std::invalid_argument if texts hold an id outside the vocabulary; `path` is where they come from.
+void check_ids_of_texts(std::span<const std::vector<int32_t>> texts, int64_t vocabulary_size,
+                        const std::filesystem::path& path);
 
 // True for a file that holds token windows (.npy), so that no tokenizer is needed.
 bool holds_token_windows(const std::filesystem::path& text);

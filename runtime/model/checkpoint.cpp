@@ -5,7 +5,9 @@
 #include <cmath>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
+#include <numeric>
 #include <set>
 #include <stdexcept>
 
@@ -65,7 +67,7 @@ ModuleNames module_names(const ModelDescription& model) {
 
 ModuleNames module_names(const EncoderDescription& model) {
   ModuleNames names = {.base = {}, .children = {}, .anchor = {}, .embedding = model.word_embedding.name, .head = {}};
-  names.anchor = model.blocks.front().attention_norm.name + ".weight";
+  names.anchor = model.blocks.front().feed_forward_norm.name + ".weight";
   add_child("", model.word_embedding.name, names);
   for (const LinearDescription& linear : block_linears(model)) add_child("", linear.name, names);
   for (const LayerNormDescription& norm : all_norms(model)) add_child("", norm.name, names);
@@ -402,7 +404,8 @@ std::vector<float> Checkpoint::State::finite_values(const std::string& name, con
   dense_tensor(name, shape);
   const TensorView view = tensor_of(tensors.at(name));
   check_finite(name, view);
-  std::vector<float> values(static_cast<size_t>(shape.back()));
+  std::vector<float> values(
+      static_cast<size_t>(std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>())));
   convert_to_float(view.dtype, view.data, values);
   return values;
 }
@@ -481,7 +484,11 @@ void Checkpoint::State::check_encoder() const {
   for (const LinearDescription& linear : block_linears(*encoder)) check_linear(linear);
   for (const LayerNormDescription& norm : all_norms(*encoder)) {
     dense_tensor(norm.name + ".weight", {norm.width});
-    dense_tensor(norm.name + ".bias", {norm.width});
+    if (norm.has_bias) dense_tensor(norm.name + ".bias", {norm.width});
+  }
+  if (encoder->distances) {
+    const LinearDescription& table = encoder->distances->table;
+    dense_tensor(table.name + ".weight", {table.num_out, table.num_in});
   }
 }
 
@@ -725,14 +732,23 @@ std::vector<float> Checkpoint::values_of(const VectorDescription& vector) const 
 
 LayerNorm Checkpoint::layer_norm(const LayerNormDescription& norm) const {
   return {.gain = state_->finite_values(norm.name + ".weight", {norm.width}),
-          .bias = state_->finite_values(norm.name + ".bias", {norm.width}),
+          .bias = norm.has_bias ? state_->finite_values(norm.name + ".bias", {norm.width})
+                                : std::vector<float>(static_cast<size_t>(norm.width), 0.0f),
           .epsilon = norm.epsilon};
+}
+
+std::vector<float> Checkpoint::distance_scores() const {
+  if (!encoder().distances) return {};
+  const LinearDescription& table = encoder().distances->table;
+  return scores_of_distances(*encoder().distances,
+                             state_->finite_values(table.name + ".weight", {table.num_out, table.num_in}));
 }
 
 void Checkpoint::check_values() const {
   std::vector<LinearDescription> linears = stored_linears(*this);
   if (is_encoder()) {
     for (const LayerNormDescription& norm : all_norms(encoder())) layer_norm(norm);
+    distance_scores();
     const std::vector<LinearDescription> tables = embedding_tables(encoder());
     linears.insert(linears.end(), tables.begin(), tables.end());
   } else {

@@ -82,6 +82,7 @@ class Checkpoint {
   std::vector<float> norm_gain(const NormDescription& norm) const;  // the unit offset is added
   std::vector<float> norm_bias(const NormDescription& norm) const;  // empty if it has none
   LayerNorm layer_norm(const LayerNormDescription& norm) const;
+  std::vector<float> distance_scores() const;  // of an encoder, [H, 2 reach + 1]; empty if it has none
   std::vector<float> values_of(const VectorDescription& vector) const;
 
   // Reads every tensor that the model uses, as the calls above do. So damage is found before hours of work, and not in

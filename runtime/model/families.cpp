@@ -620,6 +620,52 @@ constexpr std::array kEncoderFamilies{
                   .down = "ffn.lin2",
                   .feed_forward_norm = "output_layer_norm",
                   .unused_linear = {}},
+    // Published models of sentences name the class with a head, and hold the encoder alone.
+    EncoderFamily{.name = "mpnet",
+                  .architecture = "MPNetModel",
+                  .with_head = "MPNetForMaskedLM",
+                  .positions_follow_padding = true,
+                  .token_type_embedding = {},
+                  .q = "attention.attn.q",
+                  .k = "attention.attn.k",
+                  .v = "attention.attn.v",
+                  .o = "attention.attn.o",
+                  .attention_norm = "attention.LayerNorm",
+                  .distances = "encoder.relative_attention_bias",
+                  .buckets_key = "relative_attention_num_buckets",
+                  .default_buckets = 32,
+                  .reach = 128},
+    EncoderFamily{.name = "modernbert",
+                  .architecture = "ModernBertModel",
+                  .activation_key = "hidden_activation",
+                  .epsilon_key = "norm_eps",
+                  .default_epsilon = 1e-5,
+                  .word_embedding = "embeddings.tok_embeddings",
+                  .token_type_embedding = {},
+                  .position_embedding = {},
+                  .embedding_norm = "embeddings.norm",
+                  .block = "layers.",
+                  .o = "attn.Wo",
+                  .attention_norm = "attn_norm",
+                  .down = "mlp.Wo",
+                  .feed_forward_norm = "mlp_norm",
+                  .stacks = {.qkv = "attn.Wqkv", .gate_up = "mlp.Wi"},
+                  .normalizes_first = true,
+                  .lacks_first_norm = true,
+                  .final_norm = "final_norm",
+                  .norm_bias_key = "norm_bias",
+                  .attention_bias_key = "attention_bias",
+                  .feed_forward_bias_key = "mlp_bias",
+                  .theta_key = "global_rope_theta",
+                  .local_theta_key = "local_rope_theta",
+                  .default_theta = 1.6e5,
+                  .default_local_theta = 1e4,
+                  .window_key = "local_attention",
+                  .default_window = 128,
+                  .pattern_key = "global_attn_every_n_layers",
+                  .default_pattern = 3,
+                  .needs_plain_weights = true,
+                  .unused_linear = {}},
 };
 
 // Returns what a row asks for and nothing computes; "" for a sound row.
@@ -680,7 +726,10 @@ constexpr std::string_view not_computed(const DecoderFamily& row) {
   }
   return "";
 }
-constexpr std::string_view not_computed(const EncoderFamily&) {
+constexpr std::string_view not_computed(const EncoderFamily& row) {
+  if (row.stacks.alternates_by_head) return "an encoder's heads that alternate";
+  if (!row.theta_key.empty() && row.positions_follow_padding) return "rotations behind the padding token";
+  if (row.lacks_first_norm && !row.normalizes_first) return "a sum without a norm";
   return "";
 }
 constexpr auto kIsComputed = [](const auto& row) { return not_computed(row).empty(); };

@@ -219,11 +219,11 @@ struct DecoderFamily {
   std::string_view gguf_feed_forward_norm = "ffn_norm";  // the tensor of the norm before the feed-forward
 };
 
-// An encoder whose blocks are normalized after their residual sums. `block` stands before a block's number, and that
-// before the names in a block.
+// An encoder. `block` stands before a block's number, and that before the names in a block.
 struct EncoderFamily {
   std::string_view name;  // also the model_type
   std::string_view architecture;
+  std::string_view with_head = {};  // another class in `architectures`, whose head may be left out of the file
   // Keys of config.json.
   std::string_view width_key = "hidden_size", feed_forward_key = "intermediate_size";
   std::string_view heads_key = "num_attention_heads", blocks_key = "num_hidden_layers";
@@ -234,12 +234,28 @@ struct EncoderFamily {
   int64_t default_padding = 1;            // pad_token_id
   std::string_view word_embedding = "embeddings.word_embeddings";
   std::string_view token_type_embedding = "embeddings.token_type_embeddings";  // empty: there is none
-  std::string_view position_embedding = "embeddings.position_embeddings";
+  std::string_view position_embedding = "embeddings.position_embeddings";      // empty: there is none
   std::string_view embedding_norm = "embeddings.LayerNorm";
   std::string_view block = "encoder.layer.";
   std::string_view q = "attention.self.query", k = "attention.self.key", v = "attention.self.value";
   std::string_view o = "attention.output.dense", attention_norm = "attention.output.LayerNorm";
   std::string_view up = "intermediate.dense", down = "output.dense", feed_forward_norm = "output.LayerNorm";
+  StackNames stacks = {};  // instead of q, k, v; instead of up, whose first half then is the gate
+  bool normalizes_first = false, lacks_first_norm = false;
+  std::string_view final_norm = {};     // empty: there is none
+  std::string_view norm_bias_key = {};  // of all norms, false without; empty: they have one
+  std::string_view attention_bias_key = {}, feed_forward_bias_key = {};  // likewise of linears
+  // q and k are rotated: by one theta where all is seen, and by another in windows.
+  std::string_view theta_key = {}, local_theta_key = {};  // in older files; empty: nothing is rotated
+  double default_theta = 1e4, default_local_theta = 1e4;
+  std::string_view window_key = {};  // tokens on both sides of one; empty: there are no windows
+  int64_t default_window = 0;
+  std::string_view pattern_key = {};  // each n-th block from the first on has none, without layer_types
+  int64_t default_pattern = 0;
+  std::string_view distances = {}, buckets_key = {};  // the table of scores, and the key of its size; empty: none
+  int64_t default_buckets = 0, reach = 0;
+  // transformers' class reads .weight of the blocks' linears while it loads them, and packed ones have none.
+  bool needs_plain_weights = false;
   std::string_view unused_linear = "pooler.dense";  // after the blocks; embeddings do not pass through it; empty: none
 };
 

@@ -494,9 +494,10 @@ BlockDescription describe_block(const ModelDescription& model, const DecoderFami
 }
 
 RopePair describe_rotations(const ConfigSection& config, const DecoderFamily& family, const ModelDescription& model) {
-  if (!family.latent.exists) return describe_ropes(config, family, model.head_size, model.context_length);
+  if (!family.latent.exists)
+    return describe_ropes(config, RopeTraits::of(config, family), model.head_size, model.context_length);
   const int64_t num_rotated = config.integer("qk_rope_head_dim", 2, kMaxHeadSize);
-  const RopePair ropes = describe_ropes(config, family, num_rotated, model.context_length);
+  const RopePair ropes = describe_ropes(config, RopeTraits::of(config, family), num_rotated, model.context_length);
   return {in_last_channels(ropes.global, num_rotated, model.head_size),
           in_last_channels(ropes.local, num_rotated, model.head_size)};
 }

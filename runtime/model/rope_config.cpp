@@ -152,24 +152,34 @@ RopeDescription describe_rope(const ConfigSection& rope, const ConfigSection& co
 
 }  // namespace
 
-RopePair describe_ropes(const ConfigSection& config, const DecoderFamily& family, int64_t head_size,
+RopeTraits RopeTraits::of(const ConfigSection& config, const DecoderFamily& family) {
+  RopeTraits traits = {.rotation = family.rotation,
+                       .default_theta = family.default_rope_theta,
+                       .has_two = !family.local_rope_key.empty() || family.has_ropes_by_layer_type,
+                       .local_key = family.local_rope_key,
+                       .default_local_theta = family.default_local_rope_theta};
+  bool& turns_neighbours = traits.rotation.turns_neighbours;
+  turns_neighbours = config.boolean_or(family.latent.neighbours_key, turns_neighbours);
+  return traits;
+}
+
+RopePair describe_ropes(const ConfigSection& config, const RopeTraits& traits, int64_t head_size,
                         int64_t context_length) {
-  RotationTraits traits = family.rotation;
-  traits.turns_neighbours = config.boolean_or(family.latent.neighbours_key, traits.turns_neighbours);
+  const RotationTraits& rotation = traits.rotation;
   const Json empty_object = Json::object();
   const ConfigSection nothing(empty_object, config.where());
   const std::optional<ConfigSection> parameters = config.section("rope_parameters");
   const std::optional<ConfigSection> scaling = config.section("rope_scaling");
   const bool is_nested = parameters && (parameters->has("full_attention") || parameters->has("sliding_attention"));
-  const std::string_view otherwise = traits.default_parameters;
+  const std::string_view otherwise = rotation.default_parameters;
   const Json default_parameters =
       otherwise.empty() ? Json::object() : parse_json(std::string(otherwise), "the defaults of rope_parameters");
   const ConfigSection defaults(default_parameters, config.where());
-  if (!traits.exists) return {no_rotation(head_size), no_rotation(head_size)};
-  const double older = config.number_or(traits.older_theta_key, family.default_rope_theta, 1.0, kMaxRopeTheta);
-  const double theta = config.number_or("rope_theta", older, 1.0, kMaxRopeTheta);
+  if (!rotation.exists) return {no_rotation(head_size), no_rotation(head_size)};
+  const double older = config.number_or(rotation.older_theta_key, traits.default_theta, 1.0, kMaxRopeTheta);
+  const double theta = config.number_or(traits.theta_key, older, 1.0, kMaxRopeTheta);
 
-  if (family.local_rope_key.empty() && !family.has_ropes_by_layer_type) {
+  if (!traits.has_two) {
     if (is_nested) {
       config.fail("rope_parameters", "one set of parameters (a set per layer type is read only of: " +
                                          decoder_families().list(&DecoderFamily::name, &DecoderFamily::local_rope_key) +
@@ -177,7 +187,7 @@ RopePair describe_ropes(const ConfigSection& config, const DecoderFamily& family
     }
     const bool use_scaling = scaling && !scaling->is_empty();
     const ConfigSection& rope = use_scaling ? *scaling : parameters ? *parameters : defaults;
-    const RopeDescription global = describe_rope(rope, config, traits, theta, head_size, context_length);
+    const RopeDescription global = describe_rope(rope, config, rotation, theta, head_size, context_length);
     return {global, global};
   }
 
@@ -186,8 +196,7 @@ RopePair describe_ropes(const ConfigSection& config, const DecoderFamily& family
   }
   const std::optional<ConfigSection> full = is_nested ? parameters->section("full_attention") : std::nullopt;
   const std::optional<ConfigSection> sliding = is_nested ? parameters->section("sliding_attention") : std::nullopt;
-  const double local_theta =
-      config.number_or(family.local_rope_key, family.default_local_rope_theta, 1.0, kMaxRopeTheta);
+  const double local_theta = config.number_or(traits.local_key, traits.default_local_theta, 1.0, kMaxRopeTheta);
   // rope_scaling of older files changes the set of the global layers, key by key.
   Json global = full ? parameters->find("full_attention")->get<Json>() : Json{{"rope_type", "default"}};
   if (scaling) {
@@ -197,8 +206,8 @@ RopePair describe_ropes(const ConfigSection& config, const DecoderFamily& family
     global.update(*config.find("rope_scaling"));
   }
   const ConfigSection global_rope(global, config.where(), scaling ? "rope_scaling." : "rope_parameters.");
-  return {describe_rope(global_rope, config, traits, theta, head_size, context_length),
-          describe_rope(sliding ? *sliding : nothing, config, traits, local_theta, head_size, context_length)};
+  return {describe_rope(global_rope, config, rotation, theta, head_size, context_length),
+          describe_rope(sliding ? *sliding : nothing, config, rotation, local_theta, head_size, context_length)};
 }
 
 RopeDescription in_last_channels(const RopeDescription& rope, int64_t num_channels, int64_t head_size) {

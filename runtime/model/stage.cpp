@@ -76,13 +76,13 @@ std::vector<LinearDescription> stage_layers(const BlockDescription& block, Stage
 std::vector<LinearDescription> stage_layers(const EncoderBlockDescription& block, Stage stage) {
   switch (stage.kind) {
     case Stage::attention_input:
-      return {block.q, block.k, block.v};
+      return block.attention_readers();
     case Stage::attention_output:
       return {block.o};
     case Stage::feed_forward_input:
-      return {block.up};
+      return block.feed_forward.readers();
     case Stage::feed_forward_output:
-      return {block.down};
+      return {block.feed_forward.down};
     case Stage::query_latent:
     case Stage::key_value_latent:
       break;

@@ -1,6 +1,6 @@
 // The inputs of a block, four of most, and the linears that read each. Calibration, plans and passes work by stages.
 //
-//   decoder                                                 encoder
+//   decoder                                                 encoder that normalizes after its sums
 //   attention_input      norm(hidden)        q, k, v        hidden          q, k, v
 //   attention_output     attention(q, k, v)  o              likewise        o
 //   feed_forward_input   norm(hidden)        gate, up       hidden          up

@@ -16,7 +16,7 @@ struct Case {
   std::string name;
   AttentionShape shape;
   std::vector<Sequence> sequences;
-  bool has_slopes = false, has_sinks = false;
+  bool has_slopes = false, has_sinks = false, has_distances = false;
 };
 
 AttentionShape shape_of(int64_t num_heads, int64_t num_kv_heads, int64_t head_size) {
@@ -66,6 +66,12 @@ std::vector<Case> cases() {
   AttentionShape both_ways = shape_of(2, 2, 16);
   both_ways.causal = false;
   all.push_back({"both ways", both_ways, {{0, 20, 0, 0}, {20, 1, 0, 20}, {21, 33, 0, 21}}});
+  all.push_back({"distances", both_ways, {{0, 20, 0, 0}, {20, 1, 0, 20}, {21, 65, 0, 21}}, false, false, true});
+  for (const int64_t window : {1, 5, 33}) {
+    both_ways.sliding_window = window;
+    all.push_back(
+        {"both ways, window " + std::to_string(window), both_ways, {{0, 20, 0, 0}, {20, 1, 0, 20}, {21, 80, 0, 21}}});
+  }
   return all;
 }
 
@@ -92,6 +98,12 @@ TEST_F(CudaAttention, EqualsTheReference) {
       if (test.has_slopes) shape.slopes_H = slopes_H.get();
       const Buffer<float> sinks_H = sent<float>(backend, {0.0f, -3.0f, 5.0f, 200.0f});
       if (test.has_sinks) shape.sinks_H = sinks_H.get();
+      const int64_t reach = 7;
+      const Buffer<float> distances_HN = sent(backend, random_values(shape.num_heads * (2 * reach + 1), 5));
+      if (test.has_distances) {
+        shape.distances_HN = distances_HN.get();
+        shape.reach = reach;
+      }
       backend.attention(q.get(), {.keys = keys.get(), .values = values.get(), .num_slots = num_slots},
                         sequences.sequences, shape, x.get());
       return received(backend, x);

@@ -1,6 +1,6 @@
 """Makes tests/golden/encoders: tiny random encoders with a WordPiece tokenizer of their own, and transformers' results.
 
-    python tests/golden/make_encoders.py        # needs torch, transformers, tokenizers, safetensors, numpy
+    python tests/golden/make_encoders.py [NAME...]        # needs torch, transformers, tokenizers, safetensors, numpy
 
 Each folder holds a Hugging Face checkpoint with tokenizer.json; texts.json the texts and their ids (from the
 `tokenizers` package); hidden.npy float32 [R, D], the last hidden states of all tokens, text after text; embeddings.npy
@@ -13,6 +13,7 @@ import json
 import pathlib
 import shutil
 import string
+import sys
 
 import numpy as np
 import torch
@@ -51,20 +52,28 @@ TEXTS = [
     "sat cat dog ran house the of and a is on mat sat cat dog ran house",
     "zzzz",
 ]
+# Longer than every distance that MPNet tells apart. The encoders with 64 positions do not read it.
+LONG_TEXT = " ".join(WORDS[(5 * i + i // 7) % 12] for i in range(150))
+LONG = ("mpnet_tiny", "modernbert_tiny", "modernbert_bias_tiny")
 
 
-def make_tokenizer():
+# The class of MPNet's tokenizer gives tokens with these names their work.
+MPNET_TOKENS = ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"]
+
+
+def make_tokenizer(special=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), begin="[CLS]", end="[SEP]"):
     characters = string.ascii_lowercase + string.digits
-    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.punctuation, *characters]
+    tokens = [*special, *string.punctuation, *characters]
     tokens += ["##" + c for c in characters] + WORDS
     vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+    tokenizer.add_special_tokens(list(special))
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+        single=f"{begin} $A {end}", pair=f"{begin} $A {end} $B:1 {end}:1",
+        special_tokens=[(begin, vocabulary[begin]), (end, vocabulary[end])])
     return tokenizer
 
 
@@ -73,7 +82,7 @@ def randomize(model):
     rng = np.random.default_rng(7)
     for name, parameter in sorted(model.named_parameters()):
         shape = tuple(parameter.shape)
-        if name.lower().replace("_", "").endswith("layernorm.weight"):
+        if name.lower().replace("_", "").endswith("norm.weight"):
             values = rng.uniform(0.5, 1.5, shape)
         elif name.endswith(".bias"):
             values = rng.normal(0.0, 0.3, shape)
@@ -93,6 +102,25 @@ def config_of(name, vocabulary):
         return transformers.RobertaConfig(vocab_size=vocabulary, hidden_size=32, num_hidden_layers=2,
                                           num_attention_heads=2, intermediate_size=48, max_position_embeddings=66,
                                           type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5)
+    if name == "mpnet_tiny":
+        return transformers.MPNetConfig(vocab_size=vocabulary, hidden_size=32, num_hidden_layers=2,
+                                        num_attention_heads=4, intermediate_size=48, max_position_embeddings=180,
+                                        pad_token_id=1)
+    if name == "modernbert_tiny":
+        return transformers.ModernBertConfig(vocab_size=vocabulary, hidden_size=32, num_hidden_layers=4,
+                                             num_attention_heads=2, intermediate_size=40, local_attention=10,
+                                             max_position_embeddings=200, pad_token_id=0, bos_token_id=2,
+                                             eos_token_id=3, cls_token_id=2, sep_token_id=3)
+    if name == "modernbert_bias_tiny":
+        # Every bias there is, windows as listed, and a scaling of each type of layers.
+        return transformers.ModernBertConfig(
+            vocab_size=vocabulary, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=24,
+            local_attention=7, max_position_embeddings=200, pad_token_id=0, bos_token_id=2, eos_token_id=3,
+            cls_token_id=2, sep_token_id=3, norm_bias=True, attention_bias=True, mlp_bias=True,
+            hidden_activation="gelu_pytorch_tanh",
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters={"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0},
+                             "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}})
     return transformers.DistilBertConfig(vocab_size=vocabulary, dim=32, n_layers=2, n_heads=4, hidden_dim=40,
                                          max_position_embeddings=64)
 
@@ -100,7 +128,7 @@ def config_of(name, vocabulary):
 def make(name):
     out = ENCODERS / name
     shutil.rmtree(out, ignore_errors=True)
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(MPNET_TOKENS, "<s>", "</s>") if name == "mpnet_tiny" else make_tokenizer()
     config = config_of(name, tokenizer.get_vocab_size())
     model = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
     randomize(model)
@@ -110,7 +138,8 @@ def make(name):
     tokenizer.save(str(out / "tokenizer.json"))
 
     model = transformers.AutoModel.from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
-    ids = [tokenizer.encode(text).ids for text in TEXTS]
+    texts = TEXTS + [LONG_TEXT] * (name in LONG)
+    ids = [tokenizer.encode(text).ids for text in texts]
     hidden, embeddings = [], []
     with torch.no_grad():
         for text_ids in ids:
@@ -119,7 +148,7 @@ def make(name):
             states = model(torch.tensor([text_ids]), attention_mask=mask).last_hidden_state[0]
             hidden.append(states.numpy())
             embeddings.append(torch.nn.functional.normalize(states.mean(0), dim=0).numpy())
-    (out / "texts.json").write_text(json.dumps([{"text": t, "ids": i} for t, i in zip(TEXTS, ids)], indent=1) + "\n")
+    (out / "texts.json").write_text(json.dumps([{"text": t, "ids": i} for t, i in zip(texts, ids)], indent=1) + "\n")
     np.save(out / "hidden.npy", np.concatenate(hidden))
     np.save(out / "embeddings.npy", np.stack(embeddings))
     print(name, [len(i) for i in ids], sum(f.stat().st_size for f in out.iterdir()))
@@ -128,7 +157,7 @@ def make(name):
 def main():
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    for name in ("bert_tiny", "roberta_tiny", "distilbert_tiny"):
+    for name in sys.argv[1:] or ("bert_tiny", "roberta_tiny", "distilbert_tiny", *LONG):
         make(name)
 
 

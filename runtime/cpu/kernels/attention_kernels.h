@@ -219,17 +219,24 @@ void compute_scores(const AttentionTile& tile, int64_t num_keys, const TileScrat
   }
 }
 
-// Masks scores: the query at position p sees keys (p - window, p], or all up to p.
+// Returns how many keys behind its own a query sees, where windows say.
+inline int64_t later_keys(const AttentionTile& tile) {
+  return tile.num_keys > 0 ? tile.window - 1 : 0;
+}
+
+// Masks scores: the query at position p sees keys (p - window, p], or all up to p. Where it sees later ones it sees
+// those in (p - window, p + window).
 void mask_scores(const AttentionTile& tile, int64_t first_key, int64_t num_keys, const TileScratch& s) {
   const Vec hidden = set1(-__builtin_inff());
   const float window = tile.window > 0 ? static_cast<float>(tile.window) : __builtin_inff();
+  const auto later = static_cast<float>(later_keys(tile));
   for (int64_t m = 0; m < s.num_queries; m += kLanes) {
     const Vec position = load(s.position + m);
-    const Vec before = sub(position, set1(window));
+    const Vec before = sub(position, set1(window)), last = add(position, set1(later));
     for (int64_t t = 0; t < num_keys; ++t) {
       const Vec key = set1(static_cast<float>(first_key + t));
       float* score = s.scores + t * s.num_queries + m;
-      store(score, select(both(less_equal(key, position), less(before, key)), load(score), hidden));
+      store(score, select(both(less_equal(key, last), less(before, key)), load(score), hidden));
     }
   }
 }
@@ -390,11 +397,30 @@ inline Vec add_sink(Vec sum, Vec largest, const float* sinks, int64_t head) {
   return add(sum, exp2(clamp(sub(set1(sinks[head] * kLog2E), largest), kLowest, 127.0f)));
 }
 
+// Raises the scores of `num_keys` keys from `key` on by what their distances from the queries make, in units of ln 2.
+void add_distances_both_ways(const AttentionTile& tile, int64_t key, int64_t num_keys, const TileScratch& s) {
+  for (int64_t m = 0; m < s.num_queries; ++m) {
+    const float* const distances = tile.distances + m % tile.heads_per_group * (2 * tile.reach + 1) + tile.reach;
+    const int64_t first = key - static_cast<int64_t>(s.position[m]);
+    for (int64_t t = 0; t < num_keys; ++t) {
+      const int64_t n = first + t;
+      s.scores[t * s.num_queries + m] += distances[n < -tile.reach  ? -tile.reach
+                                                   : n > tile.reach ? tile.reach
+                                                                    : n] *
+                                         kLog2E;
+    }
+  }
+}
+
 void attention_tile(const AttentionTile& tile, float* scratch) {
   const TileScratch s = tile_scratch(tile.num_tokens, tile.heads_per_group, tile.head_size, scratch);
   pack_queries(tile, s);
   const bool is_causal = tile.num_keys == 0;
-  const int64_t last_position = is_causal ? tile.first_position + tile.num_tokens - 1 : tile.num_keys - 1;
+  const int64_t last_query = tile.first_position + tile.num_tokens - 1;
+  int64_t last_position = is_causal ? last_query : tile.num_keys - 1;
+  if (!is_causal && tile.window > 0 && last_query + later_keys(tile) < last_position) {
+    last_position = last_query + later_keys(tile);
+  }
   int64_t begin = 0;
   if (tile.window > 0 && tile.first_position - tile.window + 1 > 0) begin = tile.first_position - tile.window + 1;
   const auto score_keys = [&](int64_t key) {
@@ -407,8 +433,10 @@ void attention_tile(const AttentionTile& tile, float* scratch) {
       }
     }
     if (tile.slopes != nullptr) add_distances(tile, key, num_keys, s);
-    const bool has_future_keys = is_causal && key + num_keys - 1 > tile.first_position;
-    const bool has_past_keys = tile.window > 0 && key <= last_position - tile.window;
+    if (tile.distances != nullptr) add_distances_both_ways(tile, key, num_keys, s);
+    const bool has_future_keys =
+        (is_causal || tile.window > 0) && key + num_keys - 1 > tile.first_position + later_keys(tile);
+    const bool has_past_keys = tile.window > 0 && key <= last_query - tile.window;
     if (has_future_keys || has_past_keys) mask_scores(tile, key, num_keys, s);
     return num_keys;
   };

@@ -359,7 +359,7 @@ TEST(EngineVerdicts, FloatsOfFourBitsAreExpandedToBFloat16) {
   const std::string nvfp4 = "passes:\n  - rtn: {code: nvfp4}\n";
   expect_loads(nvfp4, {true, true, false});
   const Checkpoint encoder = Checkpoint::open(tiny_encoder_path());
-  const auto verdicts = judge_encoder_engines(plan_encoder(parse_recipe(nvfp4, "r.yaml"), encoder));
+  const auto verdicts = judge_encoder_engines(plan_encoder(parse_recipe(nvfp4, "r.yaml"), encoder), encoder.encoder());
   for (const EngineVerdict& verdict :
        {verdict_of("transformers", verdicts_of(nvfp4)), verdict_of("transformers", verdicts)}) {
     EXPECT_TRUE(verdict.loads);

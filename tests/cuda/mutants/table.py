@@ -68,7 +68,17 @@ MUTANTS = [
                 "seen.end < (split + 1) * kStretchKeys ? seen.end : (split + 1) * kStretchKeys - 1;",
             ),
             ("bounds", "? position - shape.sliding_window + 1 : 0", "? position - shape.sliding_window : 0"),
-            ("bounds", "shape.causal ? position + 1 :", "shape.causal ? position + 2 :"),
+            (
+                "bounds",
+                "if (shape.causal) return {begin, position + 1};",
+                "if (shape.causal) return {begin, position + 2};",
+            ),
+            (
+                "bounds",
+                "ends_before ? position + shape.sliding_window :",
+                "ends_before ? position + shape.sliding_window + 1 :",
+            ),
+            ("value", "n < -reach ? -reach : n > reach ? reach : n", "n < -reach ? -reach : n > reach ? 0 : n"),
             (
                 "index",
                 "kv_head = part / num_splits, split = part % num_splits;",

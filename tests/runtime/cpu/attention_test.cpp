@@ -183,6 +183,29 @@ TEST_P(CpuAttention, SinksEqualTheReference) {
   EXPECT_THROW(input.run(*backend_), std::invalid_argument);
 }
 
+// Where tokens see later ones, windows reach both ways, and distances may have scores of their own.
+TEST_P(CpuAttention, WindowsAndScoresOfDistancesBothWaysEqualTheReference) {
+  std::mt19937 random(64);
+  std::normal_distribution<float> normal;
+  for (const int64_t window : {0, 1, 2, 16, 95, 96, 97, 150}) {
+    for (const int64_t reach : {0, 1, 40, 300}) {
+      AttentionShape shape = shape_of(4, 2, 16, 0.0f, window);
+      shape.causal = false;
+      std::vector<float> distances_HN(static_cast<size_t>(4 * (2 * reach + 1)));
+      for (float& value : distances_HN) value = normal(random);
+      if (reach > 0) shape.distances_HN = distances_HN.data();
+      shape.reach = reach;
+      AttentionInput input(shape, {{0, 230, 0, 0}, {230, 1, 0, 230}, {231, 40, 0, 300}}, 63);
+      expect_reference(input, "window " + std::to_string(window) + " reach " + std::to_string(reach));
+    }
+  }
+  const std::vector<float> distances_HN(4);
+  AttentionShape causal = shape_of(4, 4, 16);
+  causal.distances_HN = distances_HN.data();
+  AttentionInput input(causal, {{0, 5, 0, 0}}, 62);
+  EXPECT_THROW(input.run(*backend_), std::invalid_argument);
+}
+
 // Both backends read the same codes, so only the arithmetic on the expanded values differs.
 TEST_P(CpuAttention, EightBitKeysAndValuesEqualTheReference) {
   std::mt19937 random(7);

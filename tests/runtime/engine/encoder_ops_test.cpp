@@ -169,18 +169,6 @@ TEST_P(EncoderOps, AttentionBothWaysEqualsTheReference) {
   }
 }
 
-TEST_P(EncoderOps, AWindowMakesNoSenseBothWays) {
-  const AttentionShape shape = {
-      .num_heads = 1, .num_kv_heads = 1, .head_size = 2, .sliding_window = 4, .causal = false};
-  std::vector<float> data(8);
-  const std::vector<Sequence> sequences = {{0, 4, 0, 0}};
-  expect_error<std::invalid_argument>(
-      [&] {
-        backend_->attention(data.data(), {data.data(), data.data(), 4}, bounded(sequences), shape, data.data());
-      },
-      {"sliding window", "4"});
-}
-
 // The operation rounds the rows for the linear that reads them, as all other operations do.
 TEST_P(EncoderOps, RowsAreRoundedForTheirConsumer) {
   const int64_t width = 40, num_rows = 6;

@@ -177,6 +177,59 @@ TEST(EncoderDescription, HasTheKeysAndTablesOfItsFamily) {
                                       {"'pad_token_id'", "64", "65"});
 }
 
+// The values are those of MPNetEncoder.relative_position_bucket of transformers 5.17 for 32 buckets.
+TEST(EncoderDescription, DistancesHaveTheBucketsOfTransformers) {
+  const DistanceDescription distances = {.table = {"table", 32, 1, false}, .reach = 128};
+  std::vector<float> buckets_B(32);
+  for (size_t b = 0; b < buckets_B.size(); ++b) buckets_B[b] = static_cast<float>(b);
+  const std::vector<float> found_N = scores_of_distances(distances, buckets_B);
+  ASSERT_EQ(found_N.size(), 257u);
+  const auto of = [&](int64_t n) { return static_cast<int>(found_N[static_cast<size_t>(n + 128)]); };
+  for (int64_t n = 0; n < 8; ++n) EXPECT_EQ(of(-n), n);
+  const std::vector<std::pair<int64_t, int>> kExpected = {{8, 8},   {11, 8},  {12, 9},  {15, 9},  {16, 10}, {22, 10},
+                                                          {23, 11}, {31, 11}, {32, 12}, {45, 12}, {46, 13}, {63, 13},
+                                                          {64, 14}, {90, 14}, {91, 15}, {128, 15}};
+  for (const auto& [n, bucket] : kExpected) {
+    EXPECT_EQ(of(-n), bucket) << n;
+    EXPECT_EQ(of(n), bucket + 16) << n;
+  }
+}
+
+TEST(EncoderDescription, ModernBertHasTheWindowsAndRotationsOfTransformers) {
+  const EncoderDescription model = Checkpoint::open(tiny_encoder_path("modernbert_tiny")).encoder();
+  std::vector<int64_t> windows;
+  for (const EncoderBlockDescription& block : model.blocks) windows.push_back(block.sliding_window);
+  EXPECT_EQ(windows, (std::vector<int64_t>{0, 6, 6, 0}));
+  EXPECT_FALSE(model.blocks[0].attention_norm.exists());
+  EXPECT_EQ(model.blocks[1].attention_norm.name, "layers.1.attn_norm");
+  EXPECT_EQ(block_linears(model).size(), 16u);
+  EXPECT_EQ(all_norms(model).size(), 9u);
+  EXPECT_EQ(embedding_tables(model).size(), 1u);
+
+  // What files say that were made before transformers 5.
+  nlohmann::json older = nlohmann::json::parse(file_text(tiny_encoder_path("modernbert_tiny") / "config.json"));
+  for (const char* key : {"layer_types", "rope_parameters"}) older.erase(key);
+  older["global_attn_every_n_layers"] = 2;
+  older["global_rope_theta"] = 500.0;
+  older["local_rope_theta"] = 20.0;
+  const EncoderDescription described = describe_encoder(older.dump(), "config.json");
+  EXPECT_EQ(described.blocks[2].sliding_window, 0);
+  EXPECT_EQ(described.blocks[3].sliding_window, 6);
+  EXPECT_FLOAT_EQ(described.ropes[0].inverse_frequencies[1], std::pow(500.0f, -2.0f / 16.0f));
+  EXPECT_FLOAT_EQ(described.ropes[1].inverse_frequencies[1], std::pow(20.0f, -2.0f / 16.0f));
+  const auto refuse = [&](const nlohmann::json& changes, std::initializer_list<std::string> words) {
+    nlohmann::json json = older;
+    json.update(changes);
+    expect_error<std::invalid_argument>([&] { describe_encoder(json.dump(), "config.json"); }, words);
+  };
+  refuse({{"rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}}}}, {"'rope_scaling'", "rope_parameters"});
+  refuse({{"layer_types", {"full_attention"}}}, {"'layer_types'", "4 words"});
+  refuse({{"layer_types", {"full_attention", "linear", "full_attention", "full_attention"}}},
+         {"'layer_types'", "sliding_attention"});
+  refuse({{"local_attention", 0}}, {"'local_attention'"});
+  refuse({{"architectures", {"ModernBertForMaskedLM"}}}, {"'architectures'", "ModernBertModel"});
+}
+
 TEST(EncoderDescription, WhatIsNotComputedIsRefusedByName) {
   const std::string config = file_text(tiny_encoder_path() / "config.json");
   const auto refuse = [&](const nlohmann::json& changes, std::initializer_list<std::string> words) {
@@ -194,7 +247,7 @@ TEST(EncoderDescription, WhatIsNotComputedIsRefusedByName) {
   refuse({{"num_hidden_layers", 1.5}}, {"'num_hidden_layers'", "1.5"});
   refuse({{"layer_norm_eps", -1}}, {"'layer_norm_eps'"});
   refuse({{"dtype", "int8"}}, {"'dtype'"});
-  refuse({{"model_type", "modernbert"}}, {"'model_type'", "bert", "roberta", "distilbert"});
+  refuse({{"model_type", "electra"}}, {"'model_type'", "bert", "roberta", "distilbert"});
 }
 
 TEST(EncoderCheckpoint, ADecoderAndAnEncoderAreNotTakenForOneAnother) {

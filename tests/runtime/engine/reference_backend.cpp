@@ -516,7 +516,13 @@ class ReferenceBackend final : public HostBackend {
     const auto offset = [&](int64_t t) { return ((sequence.first_slot + t) * shape.num_kv_heads + kv_head) * size; };
     const int64_t begin =
         shape.sliding_window > 0 ? std::max<int64_t>(0, position - shape.sliding_window + 1) : int64_t{0};
-    const int64_t last = shape.causal ? position : sequence.num_past + sequence.num_rows - 1;
+    int64_t last = shape.causal ? position : sequence.num_past + sequence.num_rows - 1;
+    if (!shape.causal && shape.sliding_window > 0) last = std::min(last, position + shape.sliding_window - 1);
+    const auto score_of_distance = [&](int64_t n) {
+      if (shape.distances_HN == nullptr) return 0.0;
+      return static_cast<double>(
+          shape.distances_HN[head * (2 * shape.reach + 1) + shape.reach + std::clamp(n, -shape.reach, shape.reach)]);
+    };
     std::vector<double> scores;
     for (int64_t t = begin; t <= last; ++t) {
       double dot = 0.0;
@@ -524,7 +530,8 @@ class ReferenceBackend final : public HostBackend {
         dot += static_cast<double>(q_K[k]) * cached(cache.keys, cache.key_codes, cache.key_grids, offset(t), k, size);
       }
       const double slope = shape.slopes_H != nullptr ? static_cast<double>(shape.slopes_H[head]) : 0.0;
-      scores.push_back(capped(dot * shape.scale, shape.softcap) - slope * static_cast<double>(position - t));
+      scores.push_back(capped(dot * shape.scale, shape.softcap) - slope * static_cast<double>(position - t) +
+                       score_of_distance(t - position));
     }
     const double largest = *std::max_element(scores.begin(), scores.end());
     double sum = 0.0;

@@ -11,7 +11,8 @@
 
 namespace pare {
 
-inline const std::vector<std::string> kTinyEncoders = {"bert_tiny", "roberta_tiny", "distilbert_tiny"};
+inline const std::vector<std::string> kTinyEncoders = {"bert_tiny",  "roberta_tiny",    "distilbert_tiny",
+                                                       "mpnet_tiny", "modernbert_tiny", "modernbert_bias_tiny"};
 
 inline std::filesystem::path tiny_encoder_path(const std::string& name = "bert_tiny") {
   return std::filesystem::path(kSourceFolder) / "tests/golden/encoders" / name;
