@@ -210,7 +210,7 @@ TEST_F(ActivationSparsityOfAModel, WhatCannotBeDoneIsRefused) {
     write_text(folder_ / "train.yaml", model + student + distill);
     const Outcome trained = run_pare({"run", (folder_ / "train.yaml").string(), "--out", (folder_ / "c").string()});
     EXPECT_EQ(trained.status, 1) << student;
-    EXPECT_NE(trained.err.find("activation_sparsity): "), std::string::npos) << trained.err;
+    EXPECT_NE(trained.err.find("(activation_sparsity)"), std::string::npos) << trained.err;
     EXPECT_FALSE(fs::exists(folder_ / "c"));
     EXPECT_FALSE(fs::exists(folder_ / "c.partial")) << "work was begun";
   }
