@@ -92,7 +92,9 @@ class Config {
   double number_or(std::string_view suffix, double otherwise) const { return has(suffix) ? number(suffix) : otherwise; }
   bool holds(const std::string& tensor) const { return file_.tensors().contains(tensor); }
   [[noreturn]] void refuse(const std::string& what) const { throw std::invalid_argument(file_.where() + ": " + what); }
+  void describe_sizes();
   void describe_biases();
+  void describe_distances();
   void describe_mixture();
   void describe_windows();
   void describe_factors();
@@ -113,21 +115,20 @@ class Config {
 std::string Config::text(DType dtype) {
   config_["architectures"] = {family_.architecture};
   config_["model_type"] = family_.model_type;
-  config_["vocab_size"] = sizes_.vocabulary_size;
-  config_["hidden_size"] = sizes_.hidden_size;
-  config_["intermediate_size"] = size("feed_forward_length");
-  config_["num_hidden_layers"] = sizes_.num_blocks;
-  config_["num_attention_heads"] = sizes_.num_heads;
-  config_["num_key_value_heads"] = sizes_.num_kv_heads;
-  config_["head_dim"] = sizes_.head_size;
-  config_["max_position_embeddings"] = size("context_length");
-  config_["rms_norm_eps"] = shortest(number("attention.layer_norm_rms_epsilon"));
+  describe_sizes();
+  const char* const epsilon =
+      family_.centers_norms ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";
+  set(family_.epsilon_key, shortest(number(epsilon)), config_);
   config_["tie_word_embeddings"] = !holds("output.weight");
+  if (!family_.parallel_key.empty()) {
+    set(family_.parallel_key, file_.boolean(key_of(family_, "use_parallel_residual")), config_);
+  }
   set(family_.activation_key, family_.default_activation, config_);
   describe_mixture();
   describe_windows();
   describe_factors();
   describe_biases();
+  describe_distances();
   describe_rope();
   set_ends(file_, config_);
   if (const auto id = token(file_, "padding")) config_["pad_token_id"] = *id;
@@ -135,10 +136,44 @@ std::string Config::text(DType dtype) {
   return json_text(config_, 2) + "\n";
 }
 
+void Config::describe_sizes() {
+  const SizeKeys& keys = family_.sizes;
+  config_["vocab_size"] = sizes_.vocabulary_size;
+  set(keys.hidden, sizes_.hidden_size, config_);
+  set(keys.feed_forward, size("feed_forward_length"), config_);
+  set(keys.blocks, sizes_.num_blocks, config_);
+  set(keys.heads, sizes_.num_heads, config_);
+  if (keys.heads == SizeKeys{}.heads) {  // the others have neither key
+    config_["num_key_value_heads"] = sizes_.num_kv_heads;
+    config_["head_dim"] = sizes_.head_size;
+  }
+  set(keys.context, size("context_length"), config_);
+}
+
 void Config::describe_biases() {
-  set(family_.attention_bias_key, holds("blk.0.attn_q.bias"), config_);
+  set(family_.attention_bias_key, holds(family_.stacks.qkv.empty() ? "blk.0.attn_q.bias" : "blk.0.attn_qkv.bias"),
+      config_);
   set(family_.output_bias_key, holds("blk.0.attn_output.bias"), config_);
   set(family_.feed_forward_bias_key, holds("blk.0.ffn_up.bias"), config_);
+}
+
+// Scores that fall with the distance. llama.cpp knows by the family that BLOOM's do, and of others by the key.
+void Config::describe_distances() {
+  constexpr const char* kLeast = "attention.max_alibi_bias";
+  constexpr double kOfPaper = 8.0;
+  const AlibiTraits& traits = family_.alibi;
+  const double expected = traits.exists ? kOfPaper : 0.0;
+  const double found = number_or(kLeast, traits.least_key.empty() ? expected : 0.0);
+  if (found != expected) {
+    refuse("'" + key_of(family_, kLeast) + "': expected " + json_text(Json(expected)) + " for a " +
+           std::string(family_.model_type) + ", found " + json_text(Json(found)) + " (pare computes nothing else)");
+  }
+  if (!traits.section.empty()) config_[std::string(traits.section)][std::string(traits.least_key)] = 8;
+  constexpr const char* kClamp = "attention.clamp_kqv";
+  if (const double clamp = number_or(kClamp, 0.0); clamp != 0.0) {
+    refuse("'" + key_of(family_, kClamp) + "': expected none or 0, found " + json_text(Json(shortest(clamp))) +
+           " (pare does not clamp queries, keys and values)");
+  }
 }
 
 // A file has one set of experts for every block, and llama.cpp knows by the family whether weights are normalized.
@@ -159,6 +194,7 @@ void Config::describe_mixture() {
 // Which layers slide stands in the file, or is what the family has as its default.
 void Config::describe_windows() {
   const WindowTraits& rule = family_.windows;
+  if (rule.layers == WindowLayers::from_a_layer_on && !rule.has_switch) config_["sliding_window"] = nullptr;
   if (rule.layers == WindowLayers::none || rule.layers == WindowLayers::from_a_layer_on) return;
   const bool may_lack_window = rule.layers == WindowLayers::all || family_.rotation.all_without_windows;
   const bool is_absent =
@@ -197,6 +233,10 @@ void Config::describe_factors() {
   }
   if (!keys.residual.empty()) config_[std::string(keys.residual)] = shortest(number_or("residual_scale", 1.0));
   if (!keys.logit_divisor.empty()) config_[std::string(keys.logit_divisor)] = shortest(number_or("logit_scale", 1.0));
+  if (!keys.logits.empty()) {
+    const double factor = number_or("logit_scale", 0.0);  // 0: none
+    config_[std::string(keys.logits)] = factor != 0.0 ? shortest(factor) : 1.0;
+  }
   if (!keys.residual_of_depth.empty()) {
     const double root = std::sqrt(static_cast<double>(sizes_.num_blocks));
     config_[std::string(keys.residual_of_depth)] = shortest(stored("residual_scale") * root);
@@ -222,15 +262,18 @@ int64_t Config::num_rotated() const {
 }
 
 void Config::describe_rope() {
+  const RotationTraits& rotation = family_.rotation;
+  if (!rotation.exists) return;
   const double theta = shortest(number_or("rope.freq_base", 10000.0));
+  const std::string_view part_key = rotation.older_part_key.empty() ? "partial_rotary_factor" : rotation.older_part_key;
   if (num_rotated() != sizes_.head_size) {
-    if (!family_.rotation.may_be_partial) {
+    if (!rotation.may_be_partial) {
       refuse("partial rotary embeddings (" + std::to_string(num_rotated()) + " of " + std::to_string(sizes_.head_size) +
              " dimensions) are not supported");
     }
-    config_["partial_rotary_factor"] = static_cast<double>(num_rotated()) / static_cast<double>(sizes_.head_size);
-  } else if (family_.rotation.may_be_partial) {
-    config_["partial_rotary_factor"] = 1.0;
+    set(part_key, static_cast<double>(num_rotated()) / static_cast<double>(sizes_.head_size), config_);
+  } else if (rotation.may_be_partial) {
+    set(part_key, 1.0, config_);
   }
   const Json scaling = rope_scaling();
   if (family_.has_ropes_by_layer_type) {
@@ -241,7 +284,7 @@ void Config::describe_rope() {
                                   {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", local}}}};
     return;
   }
-  config_["rope_theta"] = theta;
+  set(rotation.older_theta_key.empty() ? "rope_theta" : rotation.older_theta_key, theta, config_);
   set(family_.local_rope_key, shortest(number_or("rope.freq_base_swa", family_.default_local_rope_theta)), config_);
   if (scaling.is_null()) return;
   config_["rope_scaling"] = scaling;

@@ -88,14 +88,19 @@ void check_tensors(const std::vector<StreamedTensor>& tensors, const ModelDescri
     throw std::runtime_error(source.string() + ": expected a tensor for '" + name + "' of shape " + shape_text(shape) +
                              ", found " + (found == by_name.end() ? "none" : shape_text(found->second->shape)));
   };
-  std::vector<LinearDescription> linears = block_linears(model);
-  linears.push_back({model.embedding_name, model.vocabulary_size, model.hidden_size, false});
-  if (!model.tied_head) linears.push_back(model.head);
-  for (const LinearDescription& linear : linears) {
-    check(linear.name + ".weight", {linear.num_out, linear.num_in});
+  const auto check_linear = [&](const LinearDescription& linear, bool is_transposed = false) {
+    check(linear.name + ".weight",
+          is_transposed ? std::vector{linear.num_in, linear.num_out} : std::vector{linear.num_out, linear.num_in});
     if (linear.has_bias) check(linear.name + ".bias", {linear.num_out});
+  };
+  for (const LinearDescription& linear : block_linears(model)) check_linear(linear, model.stores_transposed);
+  check_linear({model.embedding_name, model.vocabulary_size, model.hidden_size, false});
+  if (model.has_learned_positions()) check_linear(model.position_table);
+  if (!model.tied_head) check_linear(model.head);
+  for (const NormDescription& norm : all_norms(model)) {
+    check(norm.name + ".weight", {norm.width});
+    if (norm.has_bias) check(norm.name + ".bias", {norm.width});
   }
-  for (const NormDescription& norm : all_norms(model)) check(norm.name + ".weight", {norm.width});
 }
 
 DType parse_dtype_name(std::string_view name) {

@@ -1,7 +1,7 @@
 // GGUF -> Hugging Face. The import undoes what llama.cpp's converter changed. These are names, gains with a unit
-// offset, which it stores with the 1 added, and the row order of q and k where its RoPE rotates neighbours:
-// Hugging Face's rotates halves.
-#include <algorithm>
+// offset, which it stores with the 1 added, weights that Hugging Face's files hold as [I, O], and two orders of rows:
+// that of q and k where its RoPE rotates neighbours and Hugging Face's rotates halves, and that of stacks which have q,
+// k and v head by head.
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -10,6 +10,7 @@
 
 #include "runtime/files/gguf.h"
 #include "runtime/import/gguf_config.h"
+#include "runtime/import/gguf_stream.h"
 #include "runtime/import/import_sources.h"
 #include "runtime/model/families.h"
 #include "runtime/system/json_text.h"
@@ -40,13 +41,12 @@ std::optional<DType> read_matrix_dtype(const GgufFile& file) {
   return common;
 }
 
-// The rows of a tensor of the file that become one tensor of Hugging Face's.
-struct TensorSource {
-  std::string gguf_name;
-  int64_t part = 0, num_parts = 1;  // of equal numbers of rows: the experts of a mixture lie in one tensor
-  bool rotates_neighbours = false;
-  float subtract = 0.0f;
-};
+// Returns the place of each row in a list of rows, which has each once.
+std::vector<int32_t> inverse(const std::vector<int32_t>& rows) {
+  std::vector<int32_t> places(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) places[static_cast<size_t>(rows[i])] = static_cast<int32_t>(i);
+  return places;
+}
 
 class GgufModel {
  public:
@@ -69,9 +69,11 @@ class GgufModel {
     return asked_dtype_ || !matrix_dtype_ ? written_dtype() : float_dtype(tensor.type).value_or(DType::F32);
   }
   DType written_dtype() const { return asked_dtype_.value_or(matrix_dtype_.value_or(DType::BF16)); }
-  StreamedTensor stream(const TensorSource& source, const std::string& name) const;
+  // Row r of a q or k in Hugging Face's order is that row of the file's.
+  std::vector<int32_t> rotated_rows(const LinearDescription& linear) const;
+  void refuse_what_is_left(const std::set<std::string>& known, const ModelDescription& model) const;
 
-  std::shared_ptr<GgufFile> file_;
+  std::shared_ptr<const GgufFile> file_;
   const DecoderFamily& family_;
   GgufSizes sizes_;
   std::optional<DType> asked_dtype_, matrix_dtype_;
@@ -92,120 +94,93 @@ std::string GgufModel::tokenizer_config() const {
   return json_text(config, 2) + "\n";
 }
 
-// Decodes a tensor row by row to the output type, in Hugging Face's order of rows.
-StreamedTensor GgufModel::stream(const TensorSource& source, const std::string& name) const {
-  const GgufTensor& tensor = file_->tensor(source.gguf_name);
-  const int64_t width = tensor.shape.back();
-  const int64_t rows_in_file = tensor.num_elements() / width;
-  const bool is_bias = name.ends_with(".bias");
-  const int64_t outputs = is_bias ? width : rows_in_file;
-  if (source.rotates_neighbours && outputs % sizes_.head_size != 0) {
-    throw std::runtime_error(file_->where() + ": " + source.gguf_name + " has " + std::to_string(outputs) +
-                             " rows, which is not a multiple of the head size " + std::to_string(sizes_.head_size));
+std::vector<int32_t> GgufModel::rotated_rows(const LinearDescription& linear) const {
+  if (!family_.gguf_rotates_neighbours) return {};
+  std::vector<int32_t> rows;
+  for (int64_t row = 0; row < linear.num_out; ++row) {
+    rows.push_back(static_cast<int32_t>(neighbour_rotated_row(row, sizes_.head_size)));
   }
-  std::vector<int64_t> shape = tensor.shape;
-  if (source.num_parts > 1) {
-    if (shape.size() != 3 || shape.front() != source.num_parts) {
-      throw std::runtime_error(file_->where() + ": " + source.gguf_name +
-                               ": expected 3 dimensions, the first of them " + std::to_string(source.num_parts) +
-                               " experts, found the shape " + shape_text(shape));
-    }
-    shape.erase(shape.begin());
-  }
-  const int64_t num_rows = rows_in_file / source.num_parts;
-  const auto stored_row = [head_size = sizes_.head_size, turned = source.rotates_neighbours](int64_t row) {
-    return turned ? neighbour_rotated_row(row, head_size) : row;
-  };
-  const auto produce = [file = file_, dtype = written_dtype(tensor), &tensor, width, rows_in_file, num_rows, is_bias,
-                        source, stored_row](const ByteSink& sink) {
-    const int64_t row_bytes = static_cast<int64_t>(tensor.data.size()) / rows_in_file;
-    std::vector<float> row(static_cast<size_t>(width));
-    std::vector<float> ordered(static_cast<size_t>(width));
-    std::vector<std::byte> rounded(static_cast<size_t>(width) * dtype_size_bytes(dtype));
-    for (int64_t r = 0; r < num_rows; ++r) {
-      const int64_t stored = source.part * num_rows + (is_bias ? 0 : stored_row(r));
-      decode_gguf_blocks(tensor.type,
-                         tensor.data.subspan(static_cast<size_t>(stored * row_bytes), static_cast<size_t>(row_bytes)),
-                         row);
-      for (int64_t i = 0; i < width; ++i) {
-        ordered[static_cast<size_t>(i)] = row[static_cast<size_t>(is_bias ? stored_row(i) : i)] - source.subtract;
-      }
-      convert_from_float(dtype, ordered, rounded);
-      sink(rounded);
-    }
-    if (source.part == source.num_parts - 1) file->drop_pages(tensor);
-  };
-  return {.name = name, .dtype = written_dtype(tensor), .shape = shape, .produce = produce};
+  return rows;
 }
 
 std::vector<StreamedTensor> GgufModel::tensors(const ModelDescription& model) const {
   std::vector<StreamedTensor> tensors;
   std::set<std::string> known;
   // check_tensors() tells what the file lacks, in Hugging Face's words.
-  const auto add = [&](const TensorSource& source, const std::string& name) {
-    if (!file_->tensors().contains(source.gguf_name)) return;
-    known.insert(source.gguf_name);
-    tensors.push_back(stream(source, name));
+  const auto add = [&](const GgufSource& source, const std::string& name) {
+    if (!file_->tensors().contains(source.name)) return;
+    known.insert(source.name);
+    tensors.push_back(stream_gguf(file_, source, name, written_dtype(file_->tensor(source.name))));
   };
-  const auto add_linear = [&](TensorSource source, const LinearDescription& linear) {
-    const std::string stem = source.gguf_name;
-    source.gguf_name = stem + ".weight";
+  const auto add_linear = [&](GgufSource source, const LinearDescription& linear) {
+    const std::string stem = source.name;
+    source.name = stem + ".weight";
     add(source, linear.name + ".weight");
-    source.gguf_name = stem + ".bias";
+    source.name = stem + ".bias";
+    source.is_turned = false;
     if (linear.has_bias) add(source, linear.name + ".bias");
   };
   const auto add_norm = [&](const std::string& stem, const std::optional<NormDescription>& norm) {
     if (!norm || !norm->exists()) return;
     const float offset = norm->unit_offset ? 1.0f : 0.0f;
-    add({.gguf_name = stem + ".weight", .subtract = offset}, norm->name + ".weight");
+    add({.name = stem + ".weight", .subtract = offset}, norm->name + ".weight");
+    if (norm->has_bias) add({.name = stem + ".bias"}, norm->name + ".bias");
   };
 
-  add({.gguf_name = "token_embd.weight"}, model.embedding_name + ".weight");
+  add({.name = "token_embd.weight"}, model.embedding_name + ".weight");
+  add_norm("token_embd_norm", model.embedding_norm);
+  if (model.has_learned_positions()) add({.name = "position_embd.weight"}, model.position_table.name + ".weight");
   add_norm("output_norm", model.final_norm);
-  add({.gguf_name = "output.weight"}, model.head.name + ".weight");
+  add({.name = "output.weight"}, model.head.name + ".weight");
   for (size_t b = 0; b < model.blocks.size(); ++b) {
     const BlockDescription& block = model.blocks[b];
     const std::string from = "blk." + std::to_string(b) + ".";
-    const bool turned = family_.gguf_rotates_neighbours;
+    const bool is_turned = model.stores_transposed;
     add_norm(from + "attn_norm", block.attention_norm);
     if (block.qkv) {
-      add_linear({.gguf_name = from + "attn_qkv"}, *block.qkv);
+      add_linear({.name = from + "attn_qkv", .rows = inverse(block.qkv_rows), .is_turned = is_turned}, *block.qkv);
     } else {
-      add_linear({.gguf_name = from + "attn_q", .rotates_neighbours = turned}, block.q);
-      add_linear({.gguf_name = from + "attn_k", .rotates_neighbours = turned}, block.k);
-      add_linear({.gguf_name = from + "attn_v"}, block.v);
+      add_linear({.name = from + "attn_q", .rows = rotated_rows(block.q), .is_turned = is_turned}, block.q);
+      add_linear({.name = from + "attn_k", .rows = rotated_rows(block.k), .is_turned = is_turned}, block.k);
+      add_linear({.name = from + "attn_v", .is_turned = is_turned}, block.v);
     }
     add_norm(from + "attn_q_norm", block.q_norm);
     add_norm(from + "attn_k_norm", block.k_norm);
-    add_linear({.gguf_name = from + "attn_output"}, block.o);
+    add_linear({.name = from + "attn_output", .is_turned = is_turned}, block.o);
     add_norm(from + "post_attention_norm", block.post_attention_norm);
-    add_norm(from + std::string(family_.gguf_feed_forward_norm), block.feed_forward_norm);
-    if (block.router) add_linear({.gguf_name = from + "ffn_gate_inp"}, *block.router);
+    if (block.feed_forward_norm != block.attention_norm) {
+      add_norm(from + std::string(family_.gguf_feed_forward_norm), block.feed_forward_norm);
+    }
+    if (block.router) add_linear({.name = from + "ffn_gate_inp"}, *block.router);
     const auto num_experts = static_cast<int64_t>(block.experts.size());
     const std::string suffix = block.router ? "_exps" : "";
     for (int64_t e = 0; e < num_experts; ++e) {
       const FeedForwardDescription& expert = block.experts[static_cast<size_t>(e)];
       const auto part = [&](const char* stem) {
-        return TensorSource{.gguf_name = from + stem + suffix, .part = e, .num_parts = num_experts};
+        return GgufSource{.name = from + stem + suffix, .part = e, .num_parts = num_experts, .is_turned = is_turned};
       };
       if (expert.gate_up) {
         add_linear(part("ffn_up"), *expert.gate_up);
       } else {
-        add_linear(part("ffn_gate"), expert.gate);
+        if (expert.is_gated()) add_linear(part("ffn_gate"), expert.gate);
         add_linear(part("ffn_up"), expert.up);
       }
       add_linear(part("ffn_down"), expert.down);
     }
     add_norm(from + "post_ffw_norm", block.post_feed_forward_norm);
   }
-  // A tensor that has no place would be lost silently.
+  refuse_what_is_left(known, model);
+  return tensors;
+}
+
+// A tensor that has no place would be lost silently.
+void GgufModel::refuse_what_is_left(const std::set<std::string>& known, const ModelDescription& model) const {
   for (const auto& [name, tensor] : file_->tensors()) {
     if (known.contains(name) || is_gguf_setting(name)) continue;
     throw std::invalid_argument(file_->where() + ": tensor '" + name + "' does not belong to a " +
                                 std::string(family_.model_type) + " model of " + std::to_string(model.blocks.size()) +
                                 " blocks, as the metadata describe it");
   }
-  return tensors;
 }
 
 }  // namespace

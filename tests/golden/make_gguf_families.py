@@ -6,6 +6,9 @@ usage: make_gguf_families.py LLAMA_CPP [NAME...]
 LLAMA_CPP is a folder of llama.cpp's sources (made with those in the sources of llama-cpp-python 0.3.36, MIT). Of the
 converter only the vocabulary is replaced, by one of bytes: the checkpoints have no tokenizer. Matrices stay in the
 checkpoint's type. Without names all of FAMILIES are made.
+
+The converter reads what published models have in config.json. Where transformers 5 writes other keys, OLDER_KEYS has
+what it looks for.
 """
 import argparse
 import logging
@@ -14,10 +17,19 @@ import sys
 
 HERE = pathlib.Path(__file__).parent
 FAMILIES = [
-    "exaone4_unrotated", "gemma2_caps", "gemma_wide_heads", "glm4_four_norms", "granite_factors",
-    "minicpm_factors", "mixtral_experts", "olmo2_norms_after", "olmo3_windows_yarn", "phi3_longrope_partial",
-    "phi3_stacks", "seed_oss_biases", "smollm3_unrotated",
+    "bloom_distances", "cohere2_parallel_windows", "cohere_parallel", "exaone4_unrotated", "gemma2_caps",
+    "gemma_wide_heads", "glm4_four_norms", "gpt2_transposed", "gpt_neox_parallel", "gpt_neox_sequential_bf16",
+    "granite_factors", "minicpm_factors", "mixtral_experts", "mpt_distances_bf16", "olmo2_norms_after",
+    "olmo3_windows_yarn", "phi3_longrope_partial", "phi3_stacks", "seed_oss_biases", "smollm3_unrotated",
+    "starcoder2_plain_network",
 ]
+OLDER_KEYS = {
+    "cohere2_parallel_windows": {"rotary_pct": 1.0},
+    "gpt2_transposed": {"n_ctx": 128},
+    "gpt_neox_parallel": {"rotary_pct": 0.5},
+    "gpt_neox_sequential_bf16": {"rotary_pct": 0.25},
+    "mpt_distances_bf16": {"architectures": ["MPTForCausalLM"]},
+}
 
 
 def write_bytes_vocabulary(model):
@@ -42,13 +54,13 @@ def convert(name, out):
     from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
 
     folder = HERE / "families" / name
-    hparams = ModelBase.load_hparams(folder, False)
+    hparams = {**ModelBase.load_hparams(folder, False), **OLDER_KEYS.get(name, {})}
     model_class = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
     model_class.set_vocab = write_bytes_vocabulary
     is_bf16 = hparams.get("dtype", hparams.get("torch_dtype")) == "bfloat16"
     ftype = gguf.LlamaFileType.MOSTLY_BF16 if is_bf16 else gguf.LlamaFileType.ALL_F32
     with torch.inference_mode():
-        model_class(folder, ftype, out / f"{name}.gguf", eager=True).write()
+        model_class(folder, ftype, out / f"{name}.gguf", eager=True, hparams=hparams).write()
 
 
 if __name__ == "__main__":

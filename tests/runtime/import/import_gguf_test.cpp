@@ -206,6 +206,42 @@ TEST(ImportGguf, AWindowMayBeMissingOnlyWhereTheFamilyHasModelsWithoutOne) {
                  {"gemma2.attention.sliding_window", "missing"});
 }
 
+// What a family computes and the file says otherwise.
+TEST(ImportGguf, DistancesAndClampsThatAreNotComputedAreRefused) {
+  GgufDraft draft = small_gguf_of("mpt");
+  draft.set_number("mpt.attention.layer_norm_epsilon", 1e-5f);
+  expect_refused<std::invalid_argument>(draft, {"model.gguf", "mpt.attention.max_alibi_bias", "expected 8", "found 0"});
+  draft.set_number("mpt.attention.max_alibi_bias", 16.0f);
+  expect_refused<std::invalid_argument>(draft, {"mpt.attention.max_alibi_bias", "found 16"});
+  draft.set_number("mpt.attention.max_alibi_bias", 8.0f);
+  draft.set_number("mpt.attention.clamp_kqv", 6.0f);
+  expect_refused<std::invalid_argument>(draft, {"mpt.attention.clamp_kqv", "expected none or 0", "found 6"});
+  draft = small_gguf();
+  draft.set_number("llama.attention.max_alibi_bias", 8.0f);
+  expect_refused<std::invalid_argument>(draft, {"llama.attention.max_alibi_bias", "expected 0", "found 8"});
+}
+
+// A LayerNorm's epsilon and the parallel halves have keys of their own, and a bias of a norm is asked for by name.
+TEST(ImportGguf, NamesWhatAGptNeoxLacks) {
+  GgufDraft draft = small_gguf_of("gptneox");
+  expect_refused(draft, {"gptneox.attention.layer_norm_epsilon", "missing"});
+  draft.set_number("gptneox.attention.layer_norm_epsilon", 1e-5f);
+  expect_refused(draft, {"gptneox.use_parallel_residual", "missing"});
+  draft.set("gptneox.use_parallel_residual", GgufDraft::bytes_of<uint32_t>(7) + std::string(1, '\1'));
+  std::erase_if(draft.tensors, [](const GgufDraft::Tensor& tensor) {
+    return tensor.name.starts_with("blk.0.attn_") || tensor.name == "blk.0.ffn_gate.weight";
+  });
+  draft.add("blk.0.attn_norm.weight", {8});
+  draft.add("blk.0.attn_qkv.weight", {24, 8});
+  draft.add("blk.0.attn_output.weight", {8, 8});
+  draft.add("blk.0.ffn_up.bias", {6});
+  draft.add("blk.0.ffn_down.bias", {8});
+  for (const char* norm : {"output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"}) {
+    expect_refused(draft, {"model.gguf", "expected a tensor for 'gpt_neox.", "norm.bias'", "found none"});
+    draft.add(std::string(norm) + ".bias", {8});
+  }
+}
+
 TEST(ImportGguf, AMiniCpmOfAnOlderConverterIsRefused) {
   GgufDraft draft = small_gguf_of("minicpm");
   draft.set_number("minicpm.embedding_scale", 12.0f);

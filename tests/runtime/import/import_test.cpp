@@ -49,7 +49,12 @@ void expect_same_model(const ModelDescription& a, const ModelDescription& b) {
   EXPECT_EQ(a.hidden_size, b.hidden_size);
   EXPECT_EQ(a.vocabulary_size, b.vocabulary_size);
   EXPECT_EQ(a.tied_head, b.tied_head);
-  EXPECT_EQ(a.activation, b.activation);
+  EXPECT_EQ(a.context_length, b.context_length);
+  // The file does not say how a network of GPT-NeoX is activated. Most are by gelu.
+  EXPECT_EQ(a.activation, a.family == "gpt_neox" ? Activation::gelu : b.activation);
+  EXPECT_EQ(a.stores_transposed, b.stores_transposed);
+  EXPECT_EQ(a.alibi_slopes_H, b.alibi_slopes_H);
+  EXPECT_EQ(a.position_table.num_out, b.position_table.num_out);
   EXPECT_EQ(a.embedding_scale, b.embedding_scale);
   EXPECT_EQ(a.residual_scale, b.residual_scale);
   EXPECT_EQ(a.logit_scale, b.logit_scale);
@@ -64,6 +69,8 @@ void expect_same_model(const ModelDescription& a, const ModelDescription& b) {
       EXPECT_EQ(x[i].name, y[i].name);
       EXPECT_EQ(x[i].epsilon, y[i].epsilon);
       EXPECT_EQ(x[i].unit_offset, y[i].unit_offset);
+      EXPECT_EQ(x[i].centers, y[i].centers);
+      EXPECT_EQ(x[i].has_bias, y[i].has_bias);
     }
   };
   expect_same_norms(all_norms(a), all_norms(b));
@@ -75,10 +82,13 @@ void expect_same_model(const ModelDescription& a, const ModelDescription& b) {
   }
   ASSERT_EQ(a.blocks.size(), b.blocks.size());
   for (size_t i = 0; i < a.blocks.size(); ++i) {
+    EXPECT_EQ(a.blocks[i].is_parallel, b.blocks[i].is_parallel) << i;
+    EXPECT_EQ(a.blocks[i].qkv_rows, b.blocks[i].qkv_rows) << i;
     // The file says neither that this block is global, nor which are not rotated: each sixth and each fourth are.
     if ((a.family == "gemma3" && i == 2) || (a.family == "smollm3" && (i == 1 || i == 3))) continue;
+    if (a.family == "cohere2" && i == 1) continue;  // likewise
     EXPECT_EQ(a.blocks[i].rope, b.blocks[i].rope) << i;
-    const bool loses_window = a.family == "qwen2";  // llama.cpp has none there
+    const bool loses_window = a.family == "qwen2" || a.family == "starcoder2";  // llama.cpp has none there
     EXPECT_EQ(a.blocks[i].sliding_window, loses_window ? 0 : b.blocks[i].sliding_window) << i;
     EXPECT_EQ(a.blocks[i].routing.experts_per_token, b.blocks[i].routing.experts_per_token) << i;
     EXPECT_EQ(a.blocks[i].routing.normalizes_top_weights, b.blocks[i].routing.normalizes_top_weights) << i;
@@ -115,7 +125,10 @@ INSTANTIATE_TEST_SUITE_P(Families, ImportFamily,
                                          "gemma3_local_global", "gemma_wide_heads", "gemma2_caps", "granite_factors",
                                          "minicpm_factors", "smollm3_unrotated", "seed_oss_biases", "phi3_stacks",
                                          "phi3_longrope_partial", "glm4_four_norms", "olmo2_norms_after",
-                                         "olmo3_windows_yarn", "exaone4_unrotated", "mixtral_experts"));
+                                         "olmo3_windows_yarn", "exaone4_unrotated", "mixtral_experts",
+                                         "starcoder2_plain_network", "cohere_parallel", "cohere2_parallel_windows",
+                                         "gpt2_transposed", "bloom_distances", "mpt_distances_bf16",
+                                         "gpt_neox_parallel", "gpt_neox_sequential_bf16"));
 
 // GGUF files hold a model's final_logit_softcapping under that name.
 TEST(Import, KeepsTheCapOfLogits) {

@@ -75,9 +75,10 @@ TEST(Families, ARowThatNothingComputesIsRefused) {
   row.is_gated = false;
   row.stacks.gate_up = "gate_up_proj";
   refused(row, {"'other'", "a stack with a gate where there is none"});
-  row.stacks = {};
+  row = sound;
+  row.sinks = "sinks";
   row.gguf = "other";
-  refused(row, {"'other'", "in a GGUF file"});
+  refused(row, {"'other'", "sinks in a GGUF file"});
   row = sound;
   row.name = "llama";
   refused(row, {"'llama'", "there already"});

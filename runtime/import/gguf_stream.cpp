@@ -1,0 +1,102 @@
+#include "runtime/import/gguf_stream.h"
+
+#include <stdexcept>
+#include <utility>
+
+namespace pare::runtime {
+namespace {
+
+// Decodes rows of one part of a tensor.
+class RowReader {
+ public:
+  RowReader(const GgufTensor& tensor, int64_t first_row)
+      : tensor_(tensor), first_row_(first_row), width_(tensor.shape.back()) {
+    row_bytes_ = static_cast<int64_t>(tensor.data.size()) / (tensor.num_elements() / width_);
+  }
+  int64_t width() const { return width_; }
+  void read(int64_t row, std::span<float> out) const {
+    const auto begin = static_cast<size_t>((first_row_ + row) * row_bytes_);
+    decode_gguf_blocks(tensor_.type, tensor_.data.subspan(begin, static_cast<size_t>(row_bytes_)), out);
+  }
+
+ private:
+  const GgufTensor& tensor_;
+  int64_t first_row_, width_, row_bytes_ = 0;
+};
+
+// Rounds rows of floats to the type of the result.
+class RowWriter {
+ public:
+  RowWriter(DType dtype, int64_t width, float subtract, const ByteSink& sink)
+      : dtype_(dtype),
+        subtract_(subtract),
+        rounded_(static_cast<size_t>(width) * dtype_size_bytes(dtype)),
+        sink_(sink) {}
+  void write(std::span<float> row) {
+    for (float& value : row) value -= subtract_;
+    convert_from_float(dtype_, row, rounded_);
+    sink_(rounded_);
+  }
+
+ private:
+  DType dtype_;
+  float subtract_;
+  std::vector<std::byte> rounded_;
+  const ByteSink& sink_;
+};
+
+}  // namespace
+
+StreamedTensor stream_gguf(const std::shared_ptr<const GgufFile>& file, const GgufSource& source,
+                           const std::string& name, DType dtype) {
+  const GgufTensor& tensor = file->tensor(source.name);
+  const bool is_bias = name.ends_with(".bias");
+  std::vector<int64_t> shape = tensor.shape;
+  if (source.num_parts > 1) {
+    const size_t num_axes = is_bias ? 2 : 3;
+    if (shape.size() != num_axes || shape.front() != source.num_parts) {
+      throw std::runtime_error(file->where() + ": " + source.name + ": expected " + std::to_string(num_axes) +
+                               " dimensions, the first of them " + std::to_string(source.num_parts) +
+                               " experts, found the shape " + shape_text(shape));
+    }
+    shape.erase(shape.begin());
+  }
+  if (source.is_turned && shape.size() == 2) std::swap(shape[0], shape[1]);
+  const int64_t num_rows = tensor.num_elements() / tensor.shape.back() / source.num_parts;
+  const auto produce = [file, &tensor, source, dtype, num_rows, is_bias](const ByteSink& sink) {
+    const RowReader reader(tensor, source.part * num_rows);
+    const auto stored = [&](int64_t row) {
+      return source.rows.empty() ? row : static_cast<int64_t>(source.rows[static_cast<size_t>(row)]);
+    };
+    const int64_t width = reader.width();
+    std::vector<float> row(static_cast<size_t>(width));
+    if (source.is_turned) {
+      std::vector<float> matrix_IO(static_cast<size_t>(width * num_rows));
+      for (int64_t o = 0; o < num_rows; ++o) {
+        reader.read(stored(o), row);
+        for (int64_t i = 0; i < width; ++i) {
+          matrix_IO[static_cast<size_t>(i * num_rows + o)] = row[static_cast<size_t>(i)];
+        }
+      }
+      RowWriter writer(dtype, num_rows, source.subtract, sink);
+      for (int64_t i = 0; i < width; ++i) {
+        writer.write(std::span(matrix_IO).subspan(static_cast<size_t>(i * num_rows), static_cast<size_t>(num_rows)));
+      }
+    } else if (is_bias) {
+      std::vector<float> ordered(row.size());
+      reader.read(0, row);
+      for (int64_t i = 0; i < width; ++i) ordered[static_cast<size_t>(i)] = row[static_cast<size_t>(stored(i))];
+      RowWriter(dtype, width, source.subtract, sink).write(ordered);
+    } else {
+      RowWriter writer(dtype, width, source.subtract, sink);
+      for (int64_t r = 0; r < num_rows; ++r) {
+        reader.read(stored(r), row);
+        writer.write(row);
+      }
+    }
+    if (source.part == source.num_parts - 1) file->drop_pages(tensor);
+  };
+  return {.name = name, .dtype = dtype, .shape = shape, .produce = produce};
+}
+
+}  // namespace pare::runtime

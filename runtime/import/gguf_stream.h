@@ -1,0 +1,30 @@
+// Tensors of a GGUF file, decoded while they are written.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/files/gguf.h"
+#include "runtime/files/safetensors.h"
+#include "runtime/format/dtype.h"
+
+namespace pare::runtime {
+
+// What becomes one tensor of Hugging Face's: a tensor of the file, or a part of it. A bias has one row.
+struct GgufSource {
+  std::string name;                 // in the file
+  int64_t part = 0, num_parts = 1;  // equal parts along the first axis: the experts of a mixture lie in one tensor
+  // Row r of the result is row rows[r] of the part, and so are entries of a bias. Empty: they stay in order.
+  std::vector<int32_t> rows = {};
+  bool is_turned = false;  // the file's is [O, I], and the result [I, O]
+  float subtract = 0.0f;   // from each element
+};
+
+// Returns the tensor, which keeps the file open. `rows` must fit: what is written is held against the model's
+// description first. Throws std::runtime_error if the tensor has no num_parts parts (tensor, expected, found).
+StreamedTensor stream_gguf(const std::shared_ptr<const GgufFile>& file, const GgufSource& source,
+                           const std::string& name, DType dtype);
+
+}  // namespace pare::runtime
