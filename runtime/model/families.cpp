@@ -774,7 +774,8 @@ template <typename Row>
 std::vector<std::string_view> FamilyTable<Row>::all(std::string_view Row::*field) const {
   std::vector<std::string_view> values;
   for (const Row* row : rows_) {
-    if (!(row->*field).empty()) values.push_back(row->*field);
+    const std::string_view value = row->*field;
+    if (!value.empty() && std::ranges::find(values, value) == values.end()) values.push_back(value);
   }
   return values;
 }

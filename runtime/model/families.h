@@ -269,7 +269,7 @@ class FamilyTable {
   // Returns the first row with this value, or null.
   const Row* find(std::string_view Row::*field, std::string_view value) const;
   std::vector<const Row*> find_all(std::string_view Row::*field, std::string_view value) const;
-  // Returns the field of all rows that have it, in the table's order.
+  // Returns the field of all rows that have it, in the table's order, each value once.
   std::vector<std::string_view> all(std::string_view Row::*field) const;
   // Returns the field of all rows that have `having`, with commas between them.
   std::string list(std::string_view Row::*field, std::string_view Row::*having) const;

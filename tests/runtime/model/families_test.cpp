@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <sstream>
 
@@ -36,6 +37,8 @@ TEST(Families, ARowIsFoundByWhatItHas) {
   EXPECT_EQ(decoder_families().list(&DecoderFamily::model_type, &DecoderFamily::local_rope_key), "gemma3_text");
   const std::string architectures = decoder_families().list(&DecoderFamily::gguf);  // each once
   EXPECT_EQ(architectures.find("llama"), architectures.rfind("llama"));
+  const std::vector<std::string_view> all = decoder_families().all(&DecoderFamily::gguf);
+  EXPECT_EQ(std::ranges::count(all, "llama"), 1);
 }
 
 TEST(Families, ARowThatNothingComputesIsRefused) {
