@@ -12,7 +12,7 @@
 
 namespace pare::runtime {
 
-// What becomes one tensor of Hugging Face's: a tensor of the file, or a part of it. A bias has one row.
+// A tensor of the file, or a part of it, which becomes one tensor of Hugging Face's. A bias has one row.
 struct GgufSource {
   std::string name;                 // in the file
   int64_t part = 0, num_parts = 1;  // equal parts along the first axis: the experts of a mixture lie in one tensor
