@@ -96,6 +96,12 @@ class Config {
   void describe_biases();
   void describe_distances();
   void describe_mixture();
+  void describe_routing(const MixtureTraits& traits);
+  void describe_groups(const MixtureTraits& traits);
+  void describe_shared_expert(const SharedExpertTraits& traits);
+  void describe_mixture_blocks(const MixtureTraits& traits);
+  int64_t integer_or(std::string_view suffix, int64_t otherwise) const;
+  int64_t size_or_rows(std::string_view suffix, std::string_view tensor) const;
   void describe_windows();
   void describe_factors();
   void describe_rope();
@@ -148,6 +154,7 @@ void Config::describe_sizes() {
     config_["head_dim"] = sizes_.head_size;
   }
   set(keys.context, size("context_length"), config_);
+  if (sizes_.num_next_tokens > 0) set(family_.next_tokens_key, sizes_.num_next_tokens, config_);
 }
 
 void Config::describe_biases() {
@@ -155,6 +162,7 @@ void Config::describe_biases() {
       config_);
   set(family_.output_bias_key, holds("blk.0.attn_output.bias"), config_);
   set(family_.feed_forward_bias_key, holds("blk.0.ffn_up.bias"), config_);
+  set(family_.head_norms_key, holds("blk.0.attn_q_norm.weight"), config_);
 }
 
 // Scores that fall with the distance. llama.cpp knows by the family that BLOOM's do, and of others by the key.
@@ -176,18 +184,96 @@ void Config::describe_distances() {
   }
 }
 
-// A file has one set of experts for every block, and llama.cpp knows by the family whether weights are normalized.
+// --- Mixtures ------------------------------------------------------------------------------------------------------
+
+int64_t Config::integer_or(std::string_view suffix, int64_t otherwise) const {
+  return has(suffix) ? file_.integer(key_of(family_, suffix)) : otherwise;
+}
+
+// Returns a size of the metadata, or without the key how many rows such a tensor has (its last axis but one).
+int64_t Config::size_or_rows(std::string_view suffix, std::string_view tensor) const {
+  if (has(suffix)) return size(suffix);
+  for (int64_t b = 0; b < sizes_.num_blocks; ++b) {
+    const auto found = file_.tensors().find("blk." + std::to_string(b) + "." + std::string(tensor) + ".weight");
+    if (found != file_.tensors().end() && found->second.shape.size() > 1) return found->second.shape.end()[-2];
+  }
+  return size(suffix);  // says that it is missing
+}
+
+// A file has one set of experts for every block.
 void Config::describe_mixture() {
   if (!family_.mixture) return;
   const MixtureTraits& traits = *family_.mixture;
   config_["num_local_experts"] = sizes_.num_experts;
   set(traits.older_count_key, sizes_.num_experts, config_);
-  config_["num_experts_per_tok"] = size("expert_used_count");
-  if (has("expert_feed_forward_length")) config_[std::string(traits.size_key)] = size("expert_feed_forward_length");
-  set(traits.normalizing_key, true, config_);
+  set(traits.per_token_key, size("expert_used_count"), config_);
+  set(traits.size_key, size_or_rows("expert_feed_forward_length", "ffn_gate_exps"), config_);
+  describe_routing(traits);
+  describe_groups(traits);
+  describe_shared_expert(traits.shared);
+  describe_mixture_blocks(traits);
+}
+
+// Where a file does not say how experts are scored and weighed, llama.cpp knows it by the family.
+void Config::describe_routing(const MixtureTraits& traits) {
+  constexpr const char* kScores = "expert_gating_func";
+  constexpr int64_t kSoftmax = 1, kSigmoid = 2, kSoftmaxOfTheChosen = 3;
+  const int64_t expected = traits.has_sigmoid_scores ? kSigmoid : kSoftmax;
+  const int64_t found = integer_or(kScores, expected);
+  const bool is_same = found == kSoftmaxOfTheChosen && expected == kSoftmax && traits.normalizing_key.empty();
+  if (found != 0 && found != expected && !is_same) {
+    refuse("'" + key_of(family_, kScores) + "': expected " + std::to_string(expected) + " (" +
+           (traits.has_sigmoid_scores ? "sigmoid" : "softmax") + ") for a " + std::string(family_.model_type) +
+           ", found " + std::to_string(found) + " (pare computes nothing else)");
+  }
+  constexpr const char* kNormalizes = "expert_weights_norm";
+  set(traits.normalizing_key, has(kNormalizes) ? file_.boolean(key_of(family_, kNormalizes)) : traits.gguf_normalizes,
+      config_);
+  constexpr const char* kFactor = "expert_weights_scale";
+  const double stored = number_or(kFactor, 0.0);  // 0: none
+  const double factor = stored != 0.0 ? shortest(stored) : 1.0;
+  if (traits.factor_key.empty() && factor != 1.0) {
+    refuse("'" + key_of(family_, kFactor) + "': expected none or 1 for a " + std::string(family_.model_type) +
+           ", found " + json_text(Json(factor)) + " (pare computes nothing else)");
+  }
+  set(traits.factor_key, factor, config_);
+}
+
+void Config::describe_groups(const MixtureTraits& traits) {
+  const int64_t num_groups = std::max(integer_or("expert_group_count", 1), int64_t{1});
+  if (traits.groups_key.empty() && num_groups > 1) {
+    refuse("'" + key_of(family_, "expert_group_count") + "': expected none or 1 for a " +
+           std::string(family_.model_type) + ", found " + std::to_string(num_groups) + " (pare computes nothing else)");
+  }
+  set(traits.groups_key, num_groups, config_);
+  set(traits.groups_per_token_key, num_groups > 1 ? size("expert_group_used_count") : 1, config_);
+  set(traits.group_method_key, num_groups > 1 ? "group_limited_greedy" : "greedy", config_);
+}
+
+void Config::describe_shared_expert(const SharedExpertTraits& traits) {
+  if (!traits.size_key.empty()) {
+    set(traits.size_key, size_or_rows("expert_shared_feed_forward_length", "ffn_gate_shexp"), config_);
+  }
+  set(traits.count_key, integer_or("expert_shared_count", 0), config_);
+}
+
+void Config::describe_mixture_blocks(const MixtureTraits& traits) {
+  const auto is_dense = [&](int64_t b) { return holds("blk." + std::to_string(b) + ".ffn_gate.weight"); };
+  const int64_t num_dense = integer_or("leading_dense_block_count", 0);
+  if (traits.blocks == MixtureBlocks::behind_the_first) config_["first_k_dense_replace"] = num_dense;
   if (traits.blocks == MixtureBlocks::by_step) {
     config_["decoder_sparse_step"] = 1;
     config_["mlp_only_layers"] = Json::array();
+    for (int64_t b = 0; b < sizes_.num_blocks; ++b) {
+      if (is_dense(b)) config_["mlp_only_layers"].push_back(b);
+    }
+  }
+  if (traits.blocks == MixtureBlocks::in_a_range) {
+    int64_t last = sizes_.num_blocks - 1;
+    while (last > num_dense && is_dense(last)) --last;
+    config_["moe_layer_start_index"] = num_dense;
+    config_["moe_layer_end_index"] = last;
+    config_["moe_layer_interval"] = has("interleave_moe_layer_step") ? size("interleave_moe_layer_step") : 1;
   }
 }
 
@@ -386,10 +472,19 @@ const DecoderFamily& find_gguf_family(const GgufFile& file) {
     return file.has(key) && file.integer(key) > 0;
   };
   const bool has_experts = has_some("expert_count"), has_window = has_some("attention.sliding_window");
+  constexpr int64_t kSigmoid = 2;
+  const std::string scores = architecture + ".expert_gating_func";
+  const bool has_sigmoid = file.has(scores) && file.integer(scores) == kSigmoid;
   const DecoderFamily* found = nullptr;
+  int best = -1;
   for (const DecoderFamily* family : decoder_families().find_all(&DecoderFamily::gguf, architecture)) {
     if (family->mixture.has_value() != has_experts) continue;
-    if (found == nullptr || (family->windows.layers != WindowLayers::none) == has_window) found = family;
+    const bool fits_scores = !family->mixture || family->mixture->has_sigmoid_scores == has_sigmoid;
+    const bool fits_window = (family->windows.layers != WindowLayers::none) == has_window;
+    if (const int fit = 2 * fits_scores + fits_window; fit > best) {
+      best = fit;
+      found = family;
+    }
   }
   if (found != nullptr) return *found;
   throw std::invalid_argument(file.where() + ": architecture '" + architecture + "'" +
@@ -407,6 +502,17 @@ GgufSizes read_gguf_sizes(const GgufFile& file, const DecoderFamily& family) {
                              std::to_string(sizes.num_blocks) + ", but the file holds " + std::to_string(num_tensors) +
                              " tensors, and each block has some: it is damaged");
   }
+  constexpr const char* kNextTokens = "nextn_predict_layers";
+  sizes.num_next_tokens = file.has(key_of(family, kNextTokens)) ? file.integer(key_of(family, kNextTokens)) : 0;
+  if (sizes.num_next_tokens < 0 || sizes.num_next_tokens >= sizes.num_blocks ||
+      (sizes.num_next_tokens > 0 && family.next_tokens_key.empty())) {
+    throw std::runtime_error(file.where() + ": '" + key_of(family, kNextTokens) + "': expected " +
+                             (family.next_tokens_key.empty()
+                                  ? "none for a " + std::string(family.model_type)
+                                  : "fewer than the " + std::to_string(sizes.num_blocks) + " blocks") +
+                             ", found " + std::to_string(sizes.num_next_tokens));
+  }
+  sizes.num_blocks -= sizes.num_next_tokens;
   sizes.num_heads = size("attention.head_count");
   sizes.num_kv_heads =
       file.has(key_of(family, "attention.head_count_kv")) ? size("attention.head_count_kv") : sizes.num_heads;

@@ -12,6 +12,7 @@ namespace pare::runtime {
 
 struct GgufSizes {
   int64_t num_blocks = 0;
+  int64_t num_next_tokens = 0;  // blocks behind those, each of which predicts a later token
   int64_t num_heads = 0;
   int64_t num_kv_heads = 0;
   int64_t hidden_size = 0;

@@ -1,5 +1,6 @@
 #include "runtime/import/gguf_stream.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -52,7 +53,7 @@ StreamedTensor stream_gguf(const std::shared_ptr<const GgufFile>& file, const Gg
   const GgufTensor& tensor = file->tensor(source.name);
   const bool is_bias = name.ends_with(".bias");
   std::vector<int64_t> shape = tensor.shape;
-  if (source.num_parts > 1) {
+  if (source.num_parts > 0) {
     const size_t num_axes = is_bias ? 2 : 3;
     if (shape.size() != num_axes || shape.front() != source.num_parts) {
       throw std::runtime_error(file->where() + ": " + source.name + ": expected " + std::to_string(num_axes) +
@@ -62,8 +63,9 @@ StreamedTensor stream_gguf(const std::shared_ptr<const GgufFile>& file, const Gg
     shape.erase(shape.begin());
   }
   if (source.is_turned && shape.size() == 2) std::swap(shape[0], shape[1]);
-  const int64_t num_rows = tensor.num_elements() / tensor.shape.back() / source.num_parts;
-  const auto produce = [file, &tensor, source, dtype, num_rows, is_bias](const ByteSink& sink) {
+  const int64_t num_parts = std::max(source.num_parts, int64_t{1});
+  const int64_t num_rows = tensor.num_elements() / tensor.shape.back() / num_parts;
+  const auto produce = [file, &tensor, source, dtype, num_rows, num_parts, is_bias](const ByteSink& sink) {
     const RowReader reader(tensor, source.part * num_rows);
     const auto stored = [&](int64_t row) {
       return source.rows.empty() ? row : static_cast<int64_t>(source.rows[static_cast<size_t>(row)]);
@@ -94,7 +96,7 @@ StreamedTensor stream_gguf(const std::shared_ptr<const GgufFile>& file, const Gg
         writer.write(row);
       }
     }
-    if (source.part == source.num_parts - 1) file->drop_pages(tensor);
+    if (source.part == num_parts - 1) file->drop_pages(tensor);
   };
   return {.name = name, .dtype = dtype, .shape = shape, .produce = produce};
 }

@@ -101,6 +101,13 @@ void check_tensors(const std::vector<StreamedTensor>& tensors, const ModelDescri
     check(norm.name + ".weight", {norm.width});
     if (norm.has_bias) check(norm.name + ".bias", {norm.width});
   }
+  for (const BlockDescription& block : model.blocks) {
+    for (const VectorDescription& vector : block.vectors()) {
+      const auto found = by_name.find(vector.name);
+      const bool has_two_axes = found != by_name.end() && found->second->shape.size() == 2;
+      check(vector.name, has_two_axes ? std::vector<int64_t>{1, vector.size} : std::vector{vector.size});
+    }
+  }
 }
 
 DType parse_dtype_name(std::string_view name) {

@@ -7,6 +7,8 @@
 #include <optional>
 #include <set>
 #include <stdexcept>
+#include <string_view>
+#include <utility>
 
 #include "runtime/files/gguf.h"
 #include "runtime/import/gguf_config.h"
@@ -41,6 +43,15 @@ std::optional<DType> read_matrix_dtype(const GgufFile& file) {
   return common;
 }
 
+// GGUF's names and Hugging Face's.
+constexpr std::pair<std::string_view, std::string_view> kNextTokenModules[] = {
+    {"eh_proj", "eh_proj"},
+    {"enorm", "enorm"},
+    {"hnorm", "hnorm"},
+    {"embed_tokens", "embed_tokens"},
+    {"shared_head_head", "shared_head.head"},
+    {"shared_head_norm", "shared_head.norm"}};
+
 // Returns the place of each row in a list of rows, which has each once.
 std::vector<int32_t> inverse(const std::vector<int32_t>& rows) {
   std::vector<int32_t> places(rows.size());
@@ -58,6 +69,12 @@ class GgufModel {
         matrix_dtype_(read_matrix_dtype(*file_)) {}
 
   std::string config() const { return make_gguf_config(*file_, family_, sizes_, written_dtype()); }
+  // As if the blocks that predict later tokens were the model's: so their tensors have names.
+  std::string config_of_all_blocks() const {
+    GgufSizes sizes = sizes_;
+    sizes.num_blocks += sizes.num_next_tokens;
+    return make_gguf_config(*file_, family_, sizes, written_dtype());
+  }
   std::string generation_config() const { return make_gguf_generation_config(*file_); }
   std::string tokenizer_config() const;
   std::string tokenizer() const { return make_tokenizer_json(read_gguf_vocabulary(*file_)); }
@@ -119,6 +136,10 @@ std::vector<StreamedTensor> GgufModel::tensors(const ModelDescription& model) co
     source.name = stem + ".bias";
     source.is_turned = false;
     if (linear.has_bias) add(source, linear.name + ".bias");
+    // A matrix of one row, which the file has as a vector.
+    const bool is_vector = linear.num_out == 1 && !tensors.empty() && tensors.back().name == linear.name + ".weight" &&
+                           tensors.back().shape == std::vector{linear.num_in};
+    if (is_vector) tensors.back().shape = {1, linear.num_in};
   };
   const auto add_norm = [&](const std::string& stem, const std::optional<NormDescription>& norm) {
     if (!norm || !norm->exists()) return;
@@ -152,12 +173,15 @@ std::vector<StreamedTensor> GgufModel::tensors(const ModelDescription& model) co
       add_norm(from + std::string(family_.gguf_feed_forward_norm), block.feed_forward_norm);
     }
     if (block.router) add_linear({.name = from + "ffn_gate_inp"}, *block.router);
-    const auto num_experts = static_cast<int64_t>(block.experts.size());
-    const std::string suffix = block.router ? "_exps" : "";
-    for (int64_t e = 0; e < num_experts; ++e) {
-      const FeedForwardDescription& expert = block.experts[static_cast<size_t>(e)];
-      const auto part = [&](const char* stem) {
-        return GgufSource{.name = from + stem + suffix, .part = e, .num_parts = num_experts, .is_turned = is_turned};
+    if (block.shared_gate) add_linear({.name = from + "ffn_gate_inp_shexp"}, *block.shared_gate);
+    if (block.correction) add({.name = from + "exp_probs_b.bias"}, block.correction->name);
+    const int64_t num_routed = block.router ? block.num_routed() : 0;
+    for (size_t e = 0; e < block.experts.size(); ++e) {
+      const FeedForwardDescription& expert = block.experts[e];
+      const bool is_routed = static_cast<int64_t>(e) < num_routed;
+      const auto part = [&](const std::string& stem) {
+        if (!is_routed) return GgufSource{.name = from + stem + (block.router ? "_shexp" : ""), .is_turned = is_turned};
+        return GgufSource{.name = from + stem + "_exps", .part = static_cast<int64_t>(e), .num_parts = num_routed};
       };
       if (expert.gate_up) {
         add_linear(part("ffn_up"), *expert.gate_up);
@@ -168,6 +192,11 @@ std::vector<StreamedTensor> GgufModel::tensors(const ModelDescription& model) co
       add_linear(part("ffn_down"), expert.down);
     }
     add_norm(from + "post_ffw_norm", block.post_feed_forward_norm);
+    // A block behind the model's has these, and predicts a later token.
+    for (const auto& [stem, module] : kNextTokenModules) {
+      add({.name = from + "nextn." + std::string(stem) + ".weight"},
+          block.name + "." + std::string(module) + ".weight");
+    }
   }
   refuse_what_is_left(known, model);
   return tensors;
@@ -190,7 +219,7 @@ ImportedModel read_gguf_model(const std::filesystem::path& path, std::optional<D
   const std::string config = model.config();
   const ModelDescription description = describe_source(config, path);
   ImportedModel imported;
-  imported.tensors = model.tensors(description);
+  imported.tensors = model.tensors(describe_source(model.config_of_all_blocks(), path));
   check_tensors(imported.tensors, description, path);
   const std::string tokenizer = model.tokenizer();  // first, since it refuses tokens that are not text
   imported.text_files = {{"config.json", config},

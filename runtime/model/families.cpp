@@ -54,6 +54,7 @@ constexpr std::array kFamilies{
                   .mixture = MixtureTraits{.older_count_key = "num_experts",  // before transformers 5
                                            .size_key = "moe_intermediate_size",
                                            .normalizing_key = "norm_topk_prob",
+                                           .gguf_normalizes = true,
                                            .blocks = MixtureBlocks::by_step},
                   .gguf = "qwen3moe"},
     DecoderFamily{.name = "olmoe",
@@ -65,7 +66,8 @@ constexpr std::array kFamilies{
                   .head_norms_span_heads = true,
                   .attention_bias_key = "attention_bias",
                   .null_key = "clip_qkv",
-                  .mixture = MixtureTraits{.older_count_key = "num_experts", .normalizing_key = "norm_topk_prob"}},
+                  .mixture = MixtureTraits{.older_count_key = "num_experts", .normalizing_key = "norm_topk_prob"},
+                  .gguf = "olmoe"},
     DecoderFamily{.name = "qwen2_moe",
                   .model_type = "qwen2_moe",
                   .architecture = "Qwen2MoeForCausalLM",
@@ -79,7 +81,8 @@ constexpr std::array kFamilies{
                                            .shared = {.module = "shared_expert",
                                                       .gate = "shared_expert_gate",
                                                       .size_key = "shared_expert_intermediate_size"},
-                                           .blocks = MixtureBlocks::by_step}},
+                                           .blocks = MixtureBlocks::by_step},
+                  .gguf = "qwen2moe"},
     DecoderFamily{
         .name = "glm4_moe",
         .model_type = "glm4_moe",
@@ -89,6 +92,7 @@ constexpr std::array kFamilies{
         .attention_bias_key = "attention_bias",
         .output_has_no_bias = true,
         .rotation = {.may_be_partial = true, .default_part = 0.5},
+        .next_tokens_key = "num_nextn_predict_layers",
         .mixture =
             MixtureTraits{.older_count_key = "n_routed_experts",
                           .size_key = "moe_intermediate_size",
@@ -102,7 +106,9 @@ constexpr std::array kFamilies{
                           .factor_key = "routed_scaling_factor",
                           .shared = {.module = "shared_experts", .count_key = "n_shared_experts", .default_count = 1},
                           .blocks = MixtureBlocks::behind_the_first,
-                          .default_first_blocks = 1}},
+                          .default_first_blocks = 1},
+        .gguf = "glm4moe",
+        .gguf_feed_forward_norm = "post_attention_norm"},
     DecoderFamily{.name = "dots1",
                   .model_type = "dots1",
                   .architecture = "Dots1ForCausalLM",
@@ -120,7 +126,8 @@ constexpr std::array kFamilies{
                                            .groups_per_token_key = "topk_group",
                                            .factor_key = "routed_scaling_factor",
                                            .shared = {.module = "shared_experts", .count_key = "n_shared_experts"},
-                                           .blocks = MixtureBlocks::behind_the_first}},
+                                           .blocks = MixtureBlocks::behind_the_first},
+                  .gguf = "dots1"},
     DecoderFamily{
         .name = "deepseek_v2",
         .model_type = "deepseek_v2",
@@ -201,7 +208,8 @@ constexpr std::array kFamilies{
                                                       .count_key = "moe_num_shared_experts",
                                                       .default_count = 2},
                                            .blocks = MixtureBlocks::in_a_range,
-                                           .default_first_blocks = 1}},
+                                           .default_first_blocks = 1},
+                  .gguf = "ernie4_5-moe"},
     DecoderFamily{.name = "gemma",
                   .model_type = "gemma",
                   .architecture = "GemmaForCausalLM",
@@ -722,10 +730,6 @@ constexpr std::string_view not_computed(const DecoderFamily& row) {
     return "clamped gates beside other networks";
   }
   if (!row.sinks.empty() && !row.gguf.empty()) return "sinks in a GGUF file";
-  if (row.mixture && !row.gguf.empty() &&
-      (row.mixture->has_sigmoid_scores || !row.mixture->correction.empty() || !row.mixture->shared.module.empty())) {
-    return "shared experts, sigmoid scores or corrections in a GGUF file";
-  }
   return "";
 }
 constexpr std::string_view not_computed(const EncoderFamily& row) {

@@ -145,6 +145,7 @@ struct MixtureTraits {
   bool default_normalizing = false;
   std::string_view smallest_sum_key = {};  // of that sum
   double default_smallest_sum = 0.0;
+  bool gguf_normalizes = false;  // of a GGUF file that does not say
   bool has_sigmoid_scores = false;
   std::string_view correction = {};  // the tensor under the module that corrects scores
   std::string_view groups_key = {}, groups_per_token_key = {};
@@ -209,6 +210,7 @@ struct DecoderFamily {
   std::string_view parallel_key = {};  // whether that is so, else it is as is_parallel says
   int64_t first_position = 0;          // the row of the first token in the table of positions, which has as many more
   std::array<FixedKey, 6> fixed = {};
+  std::string_view next_tokens_key = {};     // of how many blocks behind the model's predict later tokens
   std::string_view width_key = {};           // a width that is hidden_size's, or refused
   std::string_view bidirectional_key = {};   // true is refused
   std::string_view refused_window_key = {};  // likewise, where windows are not computed

@@ -8,28 +8,77 @@ converter only the vocabulary is replaced, by one of bytes: the checkpoints have
 checkpoint's type. Without names all of FAMILIES are made.
 
 The converter reads what published models have in config.json. Where transformers 5 writes other keys, OLDER_KEYS has
-what it looks for.
+what it looks for. It knows no dense blocks of Qwen 2 MoE, so BLOCKS has those that stay of a checkpoint. The block of
+GLM 4.5 that predicts a later token, which no checkpoint here has, is a copy of its last one, with a projection made of
+q and a head of the embedding (next_token_block).
 """
 import argparse
+import json
 import logging
 import pathlib
 import sys
+import tempfile
 
 HERE = pathlib.Path(__file__).parent
 FAMILIES = [
-    "bloom_distances", "cohere2_parallel_windows", "cohere_parallel", "exaone4_unrotated", "gemma2_caps",
-    "gemma_wide_heads", "glm4_four_norms", "gpt2_transposed", "gpt_neox_parallel", "gpt_neox_sequential_bf16",
-    "granite_factors", "minicpm_factors", "mixtral_experts", "mpt_distances_bf16", "olmo2_norms_after",
-    "olmo3_windows_yarn", "phi3_longrope_partial", "phi3_stacks", "seed_oss_biases", "smollm3_unrotated",
-    "starcoder2_plain_network",
+    "bloom_distances", "cohere2_parallel_windows", "cohere_parallel", "dots1_moe_windows_bf16", "ernie4_5_moe_range",
+    "exaone4_unrotated", "gemma2_caps", "gemma_wide_heads", "glm4_four_norms", "glm4_moe_groups", "gpt2_transposed",
+    "gpt_neox_parallel", "gpt_neox_sequential_bf16", "granite_factors", "minicpm_factors", "mixtral_experts",
+    "mpt_distances_bf16", "olmo2_norms_after", "olmo3_windows_yarn", "olmoe_experts", "phi3_longrope_partial",
+    "phi3_stacks", "qwen2_moe_shared_bf16", "seed_oss_biases", "smollm3_unrotated", "starcoder2_plain_network",
 ]
 OLDER_KEYS = {
     "cohere2_parallel_windows": {"rotary_pct": 1.0},
+    "dots1_moe_windows_bf16": {"scoring_func": "sigmoid"},
     "gpt2_transposed": {"n_ctx": 128},
     "gpt_neox_parallel": {"rotary_pct": 0.5},
     "gpt_neox_sequential_bf16": {"rotary_pct": 0.25},
     "mpt_distances_bf16": {"architectures": ["MPTForCausalLM"]},
 }
+BLOCKS = {"qwen2_moe_shared_bf16": [0, 2]}
+
+
+def kept_blocks(tensors, kept):
+    moved = {}
+    for name, tensor in tensors.items():
+        parts = name.split(".")
+        if parts[1] == "layers":
+            if int(parts[2]) not in kept:
+                continue
+            parts[2] = str(kept.index(int(parts[2])))
+        moved[".".join(parts)] = tensor
+    return moved
+
+
+def next_token_block(tensors, num_blocks):
+    import torch
+
+    last, added = f"model.layers.{num_blocks - 1}.", f"model.layers.{num_blocks}."
+    block = {added + name[len(last):]: tensor for name, tensor in tensors.items() if name.startswith(last)}
+    q = tensors[last + "self_attn.q_proj.weight"]
+    block[added + "eh_proj.weight"] = torch.cat([q, -q], dim=1)
+    block[added + "enorm.weight"] = tensors[last + "input_layernorm.weight"]
+    block[added + "hnorm.weight"] = tensors[last + "post_attention_layernorm.weight"]
+    block[added + "shared_head.norm.weight"] = tensors["model.norm.weight"]
+    block[added + "embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
+    block[added + "shared_head.head.weight"] = tensors["lm_head.weight"]
+    return {**tensors, **block}
+
+
+def prepare(name, folder):
+    """Writes what the converter reads into a folder."""
+    from safetensors.torch import load_file, save_file
+
+    config = json.loads((HERE / "families" / name / "config.json").read_text())
+    tensors = load_file(HERE / "families" / name / "model.safetensors")
+    config.update(OLDER_KEYS.get(name, {}))
+    if name in BLOCKS:
+        tensors = kept_blocks(tensors, BLOCKS[name])
+        config.update(num_hidden_layers=len(BLOCKS[name]), layer_types=["full_attention"] * len(BLOCKS[name]))
+    if config.get("num_nextn_predict_layers") == 1:
+        tensors = next_token_block(tensors, config["num_hidden_layers"])
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({key: tensor.contiguous().clone() for key, tensor in tensors.items()}, folder / "model.safetensors")
 
 
 def write_bytes_vocabulary(model):
@@ -53,13 +102,15 @@ def convert(name, out):
     import torch
     from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
 
-    folder = HERE / "families" / name
-    hparams = {**ModelBase.load_hparams(folder, False), **OLDER_KEYS.get(name, {})}
-    model_class = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
-    model_class.set_vocab = write_bytes_vocabulary
-    is_bf16 = hparams.get("dtype", hparams.get("torch_dtype")) == "bfloat16"
-    ftype = gguf.LlamaFileType.MOSTLY_BF16 if is_bf16 else gguf.LlamaFileType.ALL_F32
-    with torch.inference_mode():
+    with tempfile.TemporaryDirectory() as place, torch.inference_mode():
+        folder = pathlib.Path(place) / name  # the model's name in the file
+        folder.mkdir()
+        prepare(name, folder)
+        hparams = {**ModelBase.load_hparams(folder, False), **OLDER_KEYS.get(name, {})}
+        model_class = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
+        model_class.set_vocab = write_bytes_vocabulary
+        is_bf16 = hparams.get("dtype", hparams.get("torch_dtype")) == "bfloat16"
+        ftype = gguf.LlamaFileType.MOSTLY_BF16 if is_bf16 else gguf.LlamaFileType.ALL_F32
         model_class(folder, ftype, out / f"{name}.gguf", eager=True, hparams=hparams).write()
 
 

@@ -179,6 +179,63 @@ TEST(ImportGguf, ReadsTheExpertsOfQwen3) {
   expect_refused(draft, {"ffn_up_exps.weight", "3 experts", "[4, 3, 8]"});
 }
 
+// What a mixture says of its router must be what the family computes.
+TEST(ImportGguf, RoutersThatAreNotComputedAreRefused) {
+  GgufDraft draft = small_gguf_of("dots1");
+  const auto integer = [&](const char* key, int64_t value) { draft.set_integer("dots1." + std::string(key), value); };
+  integer("expert_count", 4);
+  integer("expert_used_count", 2);
+  integer("expert_feed_forward_length", 4);
+  integer("expert_shared_count", 1);
+  integer("leading_dense_block_count", 1);
+  for (const char* norm : {"attn_q_norm", "attn_k_norm"}) draft.add("blk.0." + std::string(norm) + ".weight", {4});
+  TemporaryFolder folder;
+  EXPECT_EQ(imported(draft, folder).family, "dots1");
+  integer("expert_gating_func", 1);
+  expect_refused<std::invalid_argument>(draft, {"dots1.expert_gating_func", "expected 2 (sigmoid)", "found 1"});
+  integer("expert_gating_func", 7);
+  expect_refused<std::invalid_argument>(draft, {"dots1.expert_gating_func", "found 7"});
+  integer("expert_gating_func", 2);
+  integer("expert_group_count", 2);
+  expect_refused(draft, {"dots1.expert_group_used_count", "missing"});
+  integer("expert_group_used_count", 1);
+  EXPECT_EQ(imported(draft, folder).family, "dots1");
+  integer("nextn_predict_layers", 1);
+  expect_refused(draft, {"dots1.nextn_predict_layers", "none for a dots1", "found 1"});
+  integer("nextn_predict_layers", 0);
+  integer("leading_dense_block_count", 0);
+  draft.add("blk.0.ffn_gate_inp.weight", {4, 8});
+  draft.add("blk.0.exp_probs_b.bias", {4});
+  for (const char* stem : {"ffn_gate", "ffn_up"}) {
+    draft.add("blk.0." + std::string(stem) + "_exps.weight", {4, 4, 8});
+    draft.add("blk.0." + std::string(stem) + "_shexp.weight", {4, 8});
+  }
+  draft.add("blk.0.ffn_down_exps.weight", {4, 8, 4});
+  draft.add("blk.0.ffn_down_shexp.weight", {8, 4});
+  expect_refused<std::invalid_argument>(draft, {"tensor 'blk.0.ffn_down.weight' does not belong"});
+  std::erase_if(draft.tensors, [](const GgufDraft::Tensor& tensor) {
+    return tensor.name == "blk.0.ffn_gate.weight" || tensor.name == "blk.0.ffn_up.weight" ||
+           tensor.name == "blk.0.ffn_down.weight";
+  });
+  EXPECT_EQ(imported(draft, folder).blocks[0].experts.size(), 5u);
+  const GgufDraft whole = draft;
+  std::erase_if(draft.tensors,
+                [](const GgufDraft::Tensor& tensor) { return tensor.name.ends_with("up_shexp.weight"); });
+  expect_refused(draft, {"model.gguf", "mlp.shared_experts.up_proj.weight", "[4, 8]", "found none"});
+  draft = whole;
+  draft.tensor("blk.0.exp_probs_b.bias").shape = {2, 2};
+  expect_refused(draft, {"e_score_correction_bias", "[1, 4]", "[2, 2]"});
+  draft = small_gguf_of("olmoe");
+  draft.set_integer("olmoe.expert_count", 2);
+  draft.set_integer("olmoe.expert_used_count", 2);
+  draft.set_integer("olmoe.expert_feed_forward_length", 6);
+  draft.set_number("olmoe.expert_weights_scale", 2.5f);
+  expect_refused<std::invalid_argument>(draft, {"olmoe.expert_weights_scale", "none or 1", "found 2.5"});
+  draft.set_number("olmoe.expert_weights_scale", 0.0f);
+  draft.set_integer("olmoe.expert_group_count", 2);
+  expect_refused<std::invalid_argument>(draft, {"olmoe.expert_group_count", "none or 1", "found 2"});
+}
+
 TEST(ImportGguf, ArchitecturesWithAndWithoutExpertsAreTwo) {
   GgufDraft draft = small_gguf_of("gemma");
   draft.set_integer("gemma.expert_count", 4);

@@ -54,10 +54,6 @@ TEST(Families, ARowThatNothingComputesIsRefused) {
   row.mixture = MixtureTraits{};
   row.feed_forward_bias_key = "mlp_bias";
   refused(row, {"'other'", "biases of experts"});
-  row.feed_forward_bias_key = "";
-  row.mixture->has_sigmoid_scores = true;
-  row.gguf = "other";
-  refused(row, {"'other'", "sigmoid scores or corrections in a GGUF file"});
   row = sound;
   row.norms.feed_forward = "";
   refused(row, {"'other'", "halves of blocks without a norm"});
