@@ -63,7 +63,9 @@ void set_ends(const GgufFile& file, Json& config) {
 
 // The key is left out if the head size is the width divided by the number of heads.
 int64_t read_head_size(const GgufFile& file, const DecoderFamily& family, const GgufSizes& sizes) {
-  const std::string key = key_of(family, "attention.key_length");
+  const std::string with_latents = key_of(family, "attention.key_length_mla");
+  const bool has_latents = family.latent.exists && file.has(with_latents);
+  const std::string key = has_latents ? with_latents : key_of(family, "attention.key_length");
   if (!file.has(key) && sizes.hidden_size % sizes.num_heads != 0) {
     throw std::runtime_error(file.where() + ": '" + key_of(family, "attention.head_count") + "' is " +
                              std::to_string(sizes.num_heads) + ": expected a divisor of '" +
@@ -149,17 +151,26 @@ void Config::describe_sizes() {
   set(keys.feed_forward, size("feed_forward_length"), config_);
   set(keys.blocks, sizes_.num_blocks, config_);
   set(keys.heads, sizes_.num_heads, config_);
-  if (keys.heads == SizeKeys{}.heads) {  // the others have neither key
-    config_["num_key_value_heads"] = sizes_.num_kv_heads;
-    config_["head_dim"] = sizes_.head_size;
+  const bool has_usual_heads = keys.heads == SizeKeys{}.heads;  // the others have neither key
+  if (has_usual_heads) config_["num_key_value_heads"] = sizes_.num_kv_heads;
+  if (has_usual_heads && !family_.latent.exists) config_["head_dim"] = sizes_.head_size;
+  if (family_.latent.exists) {
+    config_["q_lora_rank"] = has("attention.q_lora_rank") ? Json(size("attention.q_lora_rank")) : Json();
+    config_["kv_lora_rank"] = size("attention.kv_lora_rank");
+    config_["qk_rope_head_dim"] = size("rope.dimension_count");
+    config_["qk_nope_head_dim"] = sizes_.head_size - size("rope.dimension_count");
+    config_["v_head_dim"] =
+        size(has("attention.value_length_mla") ? "attention.value_length_mla" : "attention.value_length");
   }
   set(keys.context, size("context_length"), config_);
   if (sizes_.num_next_tokens > 0) set(family_.next_tokens_key, sizes_.num_next_tokens, config_);
 }
 
 void Config::describe_biases() {
-  set(family_.attention_bias_key, holds(family_.stacks.qkv.empty() ? "blk.0.attn_q.bias" : "blk.0.attn_qkv.bias"),
-      config_);
+  const char* const reader = family_.latent.exists        ? "blk.0.attn_kv_a_mqa.bias"
+                             : family_.stacks.qkv.empty() ? "blk.0.attn_q.bias"
+                                                          : "blk.0.attn_qkv.bias";
+  set(family_.attention_bias_key, holds(reader), config_);
   set(family_.output_bias_key, holds("blk.0.attn_output.bias"), config_);
   set(family_.feed_forward_bias_key, holds("blk.0.ffn_up.bias"), config_);
   set(family_.head_norms_key, holds("blk.0.attn_q_norm.weight"), config_);
@@ -352,7 +363,7 @@ void Config::describe_rope() {
   if (!rotation.exists) return;
   const double theta = shortest(number_or("rope.freq_base", 10000.0));
   const std::string_view part_key = rotation.older_part_key.empty() ? "partial_rotary_factor" : rotation.older_part_key;
-  if (num_rotated() != sizes_.head_size) {
+  if (!family_.latent.exists && num_rotated() != sizes_.head_size) {
     if (!rotation.may_be_partial) {
       refuse("partial rotary embeddings (" + std::to_string(num_rotated()) + " of " + std::to_string(sizes_.head_size) +
              " dimensions) are not supported");
@@ -372,8 +383,9 @@ void Config::describe_rope() {
   }
   set(rotation.older_theta_key.empty() ? "rope_theta" : rotation.older_theta_key, theta, config_);
   set(family_.local_rope_key, shortest(number_or("rope.freq_base_swa", family_.default_local_rope_theta)), config_);
+  if (scaling.is_null() && rotation.default_parameters.empty()) return;
+  config_["rope_scaling"] = scaling.is_null() ? Json{{"rope_type", "default"}} : scaling;
   if (scaling.is_null()) return;
-  config_["rope_scaling"] = scaling;
   const char* const original = "original_max_position_embeddings";  // transformers reads phi3's outside of the scaling
   if (scaling["rope_type"] == "longrope") config_[original] = scaling[original];
 }
@@ -443,9 +455,11 @@ Json Config::longrope_scaling() const {
   return scaling;
 }
 
-// llama.cpp multiplies by 0.1 ln(factor) + 1 unless a logarithmic factor or a factor of attention is given.
+// llama.cpp multiplies by 0.1 ln(factor) + 1 unless a logarithmic factor or a factor of attention is given. With
+// latents that logarithmic factor is a tenth of mscale_all_dim, and mscale is taken to be the same.
 Json Config::yarn_scaling() const {
-  if (number_or("rope.scaling.yarn_log_multiplier", 0.0) != 0.0) {
+  const double log_factor = number_or("rope.scaling.yarn_log_multiplier", 0.0);
+  if (log_factor != 0.0 && !family_.latent.exists) {
     refuse("'" + key_of(family_, "rope.scaling.yarn_log_multiplier") + "' of YaRN cannot be imported");
   }
   if (number_or("rope.scaling.yarn_ext_factor", 1.0) != 1.0) {
@@ -459,6 +473,13 @@ Json Config::yarn_scaling() const {
   for (const auto& [suffix, name] : kOptions) {
     const std::string stored = std::string("rope.scaling.") + suffix;
     if (has(stored)) scaling[name] = shortest(number(stored));
+  }
+  if (log_factor != 0.0) scaling["mscale"] = scaling["mscale_all_dim"] = shortest(10.0 * log_factor);
+  // Files do not say whether the ends of the ramp are whole numbers. Published models of a family agree on it.
+  const std::string own(family_.rotation.default_parameters);
+  if (constexpr const char* kTruncates = "truncate"; !own.empty()) {
+    const Json parameters = parse_ordered_json(own, "the defaults of rope_parameters");
+    if (parameters.contains(kTruncates)) scaling[kTruncates] = parameters[kTruncates];
   }
   return scaling;
 }
@@ -516,6 +537,7 @@ GgufSizes read_gguf_sizes(const GgufFile& file, const DecoderFamily& family) {
   sizes.num_heads = size("attention.head_count");
   sizes.num_kv_heads =
       file.has(key_of(family, "attention.head_count_kv")) ? size("attention.head_count_kv") : sizes.num_heads;
+  if (family.latent.exists) sizes.num_kv_heads = sizes.num_heads;  // the file counts latents
   sizes.hidden_size = size("embedding_length");
   sizes.head_size = read_head_size(file, family, sizes);
   const GgufTensor& embedding = file.tensor("token_embd.weight");

@@ -101,4 +101,45 @@ StreamedTensor stream_gguf(const std::shared_ptr<const GgufFile>& file, const Gg
   return {.name = name, .dtype = dtype, .shape = shape, .produce = produce};
 }
 
+StreamedTensor stream_gguf_latent(const std::shared_ptr<const GgufFile>& file, const std::string& k,
+                                  const std::string& v, const std::string& name, DType dtype) {
+  const GgufTensor &k_HCN = file->tensor(k), &v_HVC = file->tensor(v);
+  if (k_HCN.shape.size() != 3) {
+    throw std::runtime_error(file->where() + ": " + k +
+                             ": expected 3 dimensions (heads, latent, channels), found the "
+                             "shape " +
+                             shape_text(k_HCN.shape));
+  }
+  const int64_t num_heads = k_HCN.shape[0], latent = k_HCN.shape[1], num_k = k_HCN.shape[2];
+  if (v_HVC.shape.size() != 3 || v_HVC.shape[0] != num_heads || v_HVC.shape[2] != latent) {
+    throw std::runtime_error(file->where() + ": " + v + ": expected 3 dimensions, the first " +
+                             std::to_string(num_heads) + " and the last " + std::to_string(latent) + " as in " + k +
+                             ", found the shape " + shape_text(v_HVC.shape));
+  }
+  const int64_t num_v = v_HVC.shape[1];
+  const auto produce = [file, &k_HCN, &v_HVC, num_heads, latent, num_k, num_v, dtype](const ByteSink& sink) {
+    RowWriter writer(dtype, latent, 0.0f, sink);
+    std::vector<float> row(static_cast<size_t>(latent)), channels(static_cast<size_t>(num_k));
+    std::vector<float> k_NC(static_cast<size_t>(num_k * latent));
+    for (int64_t h = 0; h < num_heads; ++h) {
+      const RowReader k_rows(k_HCN, h * latent), v_rows(v_HVC, h * num_v);
+      for (int64_t c = 0; c < latent; ++c) {
+        k_rows.read(c, channels);
+        for (int64_t n = 0; n < num_k; ++n)
+          k_NC[static_cast<size_t>(n * latent + c)] = channels[static_cast<size_t>(n)];
+      }
+      for (int64_t n = 0; n < num_k; ++n) {
+        writer.write(std::span(k_NC).subspan(static_cast<size_t>(n * latent), static_cast<size_t>(latent)));
+      }
+      for (int64_t r = 0; r < num_v; ++r) {
+        v_rows.read(r, row);
+        writer.write(row);
+      }
+    }
+    file->drop_pages(k_HCN);
+    file->drop_pages(v_HVC);
+  };
+  return {.name = name, .dtype = dtype, .shape = {num_heads * (num_k + num_v), latent}, .produce = produce};
+}
+
 }  // namespace pare::runtime

@@ -27,4 +27,10 @@ struct GgufSource {
 StreamedTensor stream_gguf(const std::shared_ptr<const GgufFile>& file, const GgufSource& source,
                            const std::string& name, DType dtype);
 
+// Returns what makes keys and values of a latent of C channels, [H (N + V), C]: for each head the rows of k, then those
+// of v. The file has k as [H, C, N] and v as [H, V, C]. Throws std::runtime_error for other shapes (tensor, expected,
+// found).
+StreamedTensor stream_gguf_latent(const std::shared_ptr<const GgufFile>& file, const std::string& k,
+                                  const std::string& v, const std::string& name, DType dtype);
+
 }  // namespace pare::runtime

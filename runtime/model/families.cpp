@@ -147,7 +147,8 @@ constexpr std::array kFamilies{
                           .group_method_key = "topk_method",
                           .factor_key = "routed_scaling_factor",
                           .shared = {.module = "shared_experts", .count_key = "n_shared_experts", .default_count = 2},
-                          .blocks = MixtureBlocks::behind_the_first}},
+                          .blocks = MixtureBlocks::behind_the_first},
+        .gguf = "deepseek2"},
     DecoderFamily{
         .name = "deepseek_v3",
         .model_type = "deepseek_v3",
@@ -156,6 +157,7 @@ constexpr std::array kFamilies{
         .attention_bias_key = "attention_bias",
         .rotation = {.turns_neighbours = true},
         .latent = {.exists = true, .neighbours_key = "rope_interleave"},
+        .next_tokens_key = "num_nextn_predict_layers",
         .mixture =
             MixtureTraits{.older_count_key = "n_routed_experts",
                           .size_key = "moe_intermediate_size",
@@ -172,7 +174,8 @@ constexpr std::array kFamilies{
                           .default_factor = 2.5,
                           .shared = {.module = "shared_experts", .count_key = "n_shared_experts", .default_count = 1},
                           .blocks = MixtureBlocks::behind_the_first,
-                          .default_first_blocks = 3}},
+                          .default_first_blocks = 3},
+        .gguf = "deepseek2"},
     DecoderFamily{.name = "gpt_oss",
                   .model_type = "gpt_oss",
                   .architecture = "GptOssForCausalLM",
@@ -189,7 +192,9 @@ constexpr std::array kFamilies{
                                            .older_count_key = "num_experts",
                                            .has_biases = true,
                                            .are_stacked = true,
-                                           .clamp_key = "swiglu_limit"}},
+                                           .clamp_key = "swiglu_limit"},
+                  .gguf = "gpt-oss",
+                  .gguf_feed_forward_norm = "post_attention_norm"},
     DecoderFamily{.name = "ernie4_5_moe",
                   .model_type = "ernie4_5_moe",
                   .architecture = "Ernie4_5_MoeForCausalLM",
@@ -699,9 +704,9 @@ constexpr std::string_view not_computed(const DecoderFamily& row) {
   if (row.latent.exists &&
       (row.alibi.exists || !row.rotation.exists || row.rotation.may_be_partial || row.is_parallel ||
        !row.parallel_key.empty() || row.has_head_norms || !row.head_norms_key.empty() || !row.stacks.qkv.empty() ||
-       row.windows.layers != WindowLayers::none || row.stores_transposed || !row.gguf.empty() ||
-       row.norms.attention.empty() || row.centers_norms || row.has_qkv_bias || !row.sinks.empty())) {
-    return "latent attention with other norms, biases, rotations, windows, stacks or sinks, or in a GGUF file";
+       row.windows.layers != WindowLayers::none || row.stores_transposed || row.norms.attention.empty() ||
+       row.centers_norms || row.has_qkv_bias || !row.sinks.empty())) {
+    return "latent attention with other norms, biases, rotations, windows, stacks or sinks";
   }
   if (!row.modules.embedding_norm.empty() && !(row.centers_norms && row.has_norm_bias)) {
     return "a norm of the embedding that is no LayerNorm with a bias";
@@ -729,7 +734,6 @@ constexpr std::string_view not_computed(const DecoderFamily& row) {
       (row.mixture->blocks != MixtureBlocks::all || !row.mixture->shared.module.empty())) {
     return "clamped gates beside other networks";
   }
-  if (!row.sinks.empty() && !row.gguf.empty()) return "sinks in a GGUF file";
   return "";
 }
 constexpr std::string_view not_computed(const EncoderFamily& row) {

@@ -10,7 +10,8 @@ checkpoint's type. Without names all of FAMILIES are made.
 The converter reads what published models have in config.json. Where transformers 5 writes other keys, OLDER_KEYS has
 what it looks for. It knows no dense blocks of Qwen 2 MoE, so BLOCKS has those that stay of a checkpoint. The block of
 GLM 4.5 that predicts a later token, which no checkpoint here has, is a copy of its last one, with a projection made of
-q and a head of the embedding (next_token_block).
+q and a head of the embedding (next_token_block). A checkpoint in OLDER_LATENTS is written as before 2025-04, with what
+makes keys and values in one tensor.
 """
 import argparse
 import json
@@ -21,14 +22,18 @@ import tempfile
 
 HERE = pathlib.Path(__file__).parent
 FAMILIES = [
-    "bloom_distances", "cohere2_parallel_windows", "cohere_parallel", "dots1_moe_windows_bf16", "ernie4_5_moe_range",
+    "bloom_distances", "cohere2_parallel_windows", "cohere_parallel", "deepseek_v2_moe_groups",
+    "deepseek_v2_moe_lite_bf16", "deepseek_v3_moe_groups", "dots1_moe_windows_bf16", "ernie4_5_moe_range",
     "exaone4_unrotated", "gemma2_caps", "gemma_wide_heads", "glm4_four_norms", "glm4_moe_groups", "gpt2_transposed",
-    "gpt_neox_parallel", "gpt_neox_sequential_bf16", "granite_factors", "minicpm_factors", "mixtral_experts",
-    "mpt_distances_bf16", "olmo2_norms_after", "olmo3_windows_yarn", "olmoe_experts", "phi3_longrope_partial",
-    "phi3_stacks", "qwen2_moe_shared_bf16", "seed_oss_biases", "smollm3_unrotated", "starcoder2_plain_network",
+    "gpt_neox_parallel", "gpt_neox_sequential_bf16", "gpt_oss_moe_mxfp4_bf16", "gpt_oss_moe_stacks",
+    "granite_factors", "minicpm_factors", "mixtral_experts", "mpt_distances_bf16", "olmo2_norms_after",
+    "olmo3_windows_yarn", "olmoe_experts", "phi3_longrope_partial", "phi3_stacks", "qwen2_moe_shared_bf16",
+    "seed_oss_biases", "smollm3_unrotated", "starcoder2_plain_network",
 ]
 OLDER_KEYS = {
     "cohere2_parallel_windows": {"rotary_pct": 1.0},
+    "deepseek_v2_moe_groups": {"scoring_func": "softmax"},
+    "deepseek_v3_moe_groups": {"scoring_func": "sigmoid"},
     "dots1_moe_windows_bf16": {"scoring_func": "sigmoid"},
     "gpt2_transposed": {"n_ctx": 128},
     "gpt_neox_parallel": {"rotary_pct": 0.5},
@@ -36,6 +41,7 @@ OLDER_KEYS = {
     "mpt_distances_bf16": {"architectures": ["MPTForCausalLM"]},
 }
 BLOCKS = {"qwen2_moe_shared_bf16": [0, 2]}
+OLDER_LATENTS = ["deepseek_v2_moe_lite_bf16"]
 
 
 def kept_blocks(tensors, kept):
@@ -81,6 +87,24 @@ def prepare(name, folder):
     save_file({key: tensor.contiguous().clone() for key, tensor in tensors.items()}, folder / "model.safetensors")
 
 
+def use_older_latents(model):
+    from conversion import ModelBase
+
+    writer, hparams, newer = model.gguf_writer, model.hparams, model.modify_tensors
+    key, value = hparams["qk_nope_head_dim"] + hparams["qk_rope_head_dim"], hparams["v_head_dim"]
+    of_file = {"key_length": key, "value_length": value, "head_count_kv": hparams["num_attention_heads"]}
+    for name, size in of_file.items():
+        setattr(writer, "add_" + name, lambda _, add=getattr(writer, "add_" + name), size=size: add(size))
+    writer.add_key_length_mla = writer.add_value_length_mla = lambda _: None
+
+    def modify_tensors(tensor, name, block):
+        if name.endswith("kv_b_proj.weight"):
+            return ModelBase.modify_tensors(model, tensor, name, block)
+        return newer(tensor, name, block)
+
+    model.modify_tensors = modify_tensors
+
+
 def write_bytes_vocabulary(model):
     from make_gguf import byte_alphabet
 
@@ -111,7 +135,10 @@ def convert(name, out):
         model_class.set_vocab = write_bytes_vocabulary
         is_bf16 = hparams.get("dtype", hparams.get("torch_dtype")) == "bfloat16"
         ftype = gguf.LlamaFileType.MOSTLY_BF16 if is_bf16 else gguf.LlamaFileType.ALL_F32
-        model_class(folder, ftype, out / f"{name}.gguf", eager=True, hparams=hparams).write()
+        model = model_class(folder, ftype, out / f"{name}.gguf", eager=True, hparams=hparams)
+        if name in OLDER_LATENTS:
+            use_older_latents(model)
+        model.write()
 
 
 if __name__ == "__main__":

@@ -236,6 +236,61 @@ TEST(ImportGguf, RoutersThatAreNotComputedAreRefused) {
   expect_refused<std::invalid_argument>(draft, {"olmoe.expert_group_count", "none or 1", "found 2"});
 }
 
+// A file of latent attention. What makes keys and values is in two tensors, or in one as Hugging Face has it.
+TEST(ImportGguf, LatentsThatDoNotFitAreRefused) {
+  GgufDraft draft = small_gguf_of("deepseek2");
+  for (const auto& [key, value] : {std::pair{"attention.key_length_mla", 6},
+                                   {"attention.value_length_mla", 4},
+                                   {"attention.kv_lora_rank", 3},
+                                   {"rope.dimension_count", 2},
+                                   {"leading_dense_block_count", 1},
+                                   {"expert_count", 4},
+                                   {"expert_used_count", 2},
+                                   {"expert_feed_forward_length", 6},
+                                   {"expert_shared_count", 1}}) {
+    draft.set_integer("deepseek2." + std::string(key), value);
+  }
+  std::erase_if(draft.tensors, [](const GgufDraft::Tensor& tensor) {
+    return tensor.name == "blk.0.attn_q.weight" || tensor.name == "blk.0.attn_k.weight" ||
+           tensor.name == "blk.0.attn_v.weight";
+  });
+  draft.add("blk.0.attn_q.weight", {12, 8});
+  draft.add("blk.0.attn_kv_a_mqa.weight", {5, 8});
+  draft.add("blk.0.attn_kv_a_norm.weight", {3});
+  const GgufDraft without = draft;
+  expect_refused(draft, {"model.gguf", "self_attn.kv_b_proj.weight", "[16, 3]", "found none"});
+  draft.add("blk.0.attn_kv_b.weight", {16, 3});
+  TemporaryFolder folder;
+  EXPECT_EQ(imported(draft, folder).family, "deepseek_v2");
+  draft = without;
+  draft.add("blk.0.attn_k_b.weight", {2, 3, 4});
+  expect_refused(draft, {"model.gguf", "blk.0.attn_v_b.weight", "missing"});
+  draft.add("blk.0.attn_v_b.weight", {2, 4, 3});
+  fill(draft.tensor("blk.0.attn_k_b.weight"), 0.0f);
+  fill(draft.tensor("blk.0.attn_v_b.weight"), 100.0f);
+  EXPECT_EQ(imported(draft, folder).family, "deepseek_v2");
+  const Checkpoint checkpoint = Checkpoint::open(folder.path() / "model");
+  const TensorView& kv = checkpoint.tensor("model.layers.0.self_attn.kv_b_proj.weight");
+  std::vector<float> values(kv.data.size() / sizeof(float));
+  std::memcpy(values.data(), kv.data.data(), kv.data.size());
+  for (int64_t h = 0; h < 2; ++h) {
+    for (int64_t r = 0; r < 8; ++r) {
+      for (int64_t c = 0; c < 3; ++c) {
+        const int64_t of_k = 12 * h + 4 * c + r, of_v = 100 + 12 * h + 3 * (r - 4) + c;
+        EXPECT_EQ(values[static_cast<size_t>(24 * h + 3 * r + c)], static_cast<float>(r < 4 ? of_k : of_v));
+      }
+    }
+  }
+  draft.tensor("blk.0.attn_v_b.weight").shape = {4, 2, 3};
+  expect_refused(draft, {"attn_v_b.weight", "the first 2 and the last 3", "[4, 2, 3]"});
+  draft.tensor("blk.0.attn_v_b.weight").shape = {2, 4, 3};
+  draft.set_integer("deepseek2.expert_gating_func", 2);
+  draft.set_number("deepseek2.rope.scaling.yarn_log_multiplier", 0.1f);
+  EXPECT_EQ(imported(draft, folder).family, "deepseek_v3");
+  draft.set_integer("deepseek2.rope.dimension_count", 8);
+  expect_refused(draft, {"model.gguf", "qk_nope_head_dim", "-2"});
+}
+
 TEST(ImportGguf, ArchitecturesWithAndWithoutExpertsAreTwo) {
   GgufDraft draft = small_gguf_of("gemma");
   draft.set_integer("gemma.expert_count", 4);

@@ -75,10 +75,6 @@ TEST(Families, ARowThatNothingComputesIsRefused) {
   row.stacks.gate_up = "gate_up_proj";
   refused(row, {"'other'", "a stack with a gate where there is none"});
   row = sound;
-  row.sinks = "sinks";
-  row.gguf = "other";
-  refused(row, {"'other'", "sinks in a GGUF file"});
-  row = sound;
   row.name = "llama";
   refused(row, {"'llama'", "there already"});
   const DecoderFamily* llama = decoder_families().find(&DecoderFamily::name, "llama");
