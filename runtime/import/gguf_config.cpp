@@ -167,10 +167,9 @@ void Config::describe_sizes() {
 }
 
 void Config::describe_biases() {
-  const char* const reader = family_.latent.exists        ? "blk.0.attn_kv_a_mqa.bias"
-                             : family_.stacks.qkv.empty() ? "blk.0.attn_q.bias"
-                                                          : "blk.0.attn_qkv.bias";
-  set(family_.attention_bias_key, holds(reader), config_);
+  const bool has_biases =
+      holds("blk.0.attn_q.bias") || holds("blk.0.attn_qkv.bias") || holds("blk.0.attn_kv_a_mqa.bias");
+  set(family_.attention_bias_key, has_biases, config_);
   set(family_.output_bias_key, holds("blk.0.attn_output.bias"), config_);
   set(family_.feed_forward_bias_key, holds("blk.0.ffn_up.bias"), config_);
   set(family_.head_norms_key, holds("blk.0.attn_q_norm.weight"), config_);
@@ -188,10 +187,11 @@ void Config::describe_distances() {
            std::string(family_.model_type) + ", found " + json_text(Json(found)) + " (pare computes nothing else)");
   }
   if (!traits.section.empty()) config_[std::string(traits.section)][std::string(traits.least_key)] = 8;
-  constexpr const char* kClamp = "attention.clamp_kqv";
-  if (const double clamp = number_or(kClamp, 0.0); clamp != 0.0) {
-    refuse("'" + key_of(family_, kClamp) + "': expected none or 0, found " + json_text(Json(shortest(clamp))) +
-           " (pare does not clamp queries, keys and values)");
+  for (const char* key : {"attention.clamp_kqv", "attention.temperature_scale"}) {
+    if (const double value = number_or(key, 0.0); value != 0.0) {
+      refuse("'" + key_of(family_, key) + "': expected none or 0, found " + json_text(Json(shortest(value))) +
+             " (pare computes nothing else)");
+    }
   }
 }
 

@@ -62,6 +62,15 @@ StreamedTensor stream_gguf(const std::shared_ptr<const GgufFile>& file, const Gg
     }
     shape.erase(shape.begin());
   }
+  if (source.num_stacked > 0) {
+    int64_t& num_outputs = shape.front();
+    if (num_outputs != source.num_stacked || shape.size() != (is_bias ? 1 : 2)) {
+      throw std::runtime_error(
+          file->where() + ": " + source.name + ": expected a stack of " + std::to_string(source.num_stacked) + " rows" +
+          (source.num_parts > 0 ? " an expert" : "") + ", found the shape " + shape_text(tensor.shape));
+    }
+    num_outputs = static_cast<int64_t>(source.rows.size());
+  }
   if (source.is_turned && shape.size() == 2) std::swap(shape[0], shape[1]);
   const int64_t num_parts = std::max(source.num_parts, int64_t{1});
   const int64_t num_rows = tensor.num_elements() / tensor.shape.back() / num_parts;
@@ -71,6 +80,8 @@ StreamedTensor stream_gguf(const std::shared_ptr<const GgufFile>& file, const Gg
       return source.rows.empty() ? row : static_cast<int64_t>(source.rows[static_cast<size_t>(row)]);
     };
     const int64_t width = reader.width();
+    const int64_t num_written =
+        source.num_stacked > 0 && !is_bias ? static_cast<int64_t>(source.rows.size()) : num_rows;
     std::vector<float> row(static_cast<size_t>(width));
     if (source.is_turned) {
       std::vector<float> matrix_IO(static_cast<size_t>(width * num_rows));
@@ -85,13 +96,15 @@ StreamedTensor stream_gguf(const std::shared_ptr<const GgufFile>& file, const Gg
         writer.write(std::span(matrix_IO).subspan(static_cast<size_t>(i * num_rows), static_cast<size_t>(num_rows)));
       }
     } else if (is_bias) {
-      std::vector<float> ordered(row.size());
       reader.read(0, row);
-      for (int64_t i = 0; i < width; ++i) ordered[static_cast<size_t>(i)] = row[static_cast<size_t>(stored(i))];
-      RowWriter(dtype, width, source.subtract, sink).write(ordered);
+      std::vector<float> ordered(source.rows.empty() ? row.size() : source.rows.size());
+      for (size_t i = 0; i < ordered.size(); ++i) {
+        ordered[i] = row[static_cast<size_t>(stored(static_cast<int64_t>(i)))];
+      }
+      RowWriter(dtype, static_cast<int64_t>(ordered.size()), source.subtract, sink).write(ordered);
     } else {
       RowWriter writer(dtype, width, source.subtract, sink);
-      for (int64_t r = 0; r < num_rows; ++r) {
+      for (int64_t r = 0; r < num_written; ++r) {
         reader.read(stored(r), row);
         writer.write(row);
       }

@@ -14,12 +14,13 @@ namespace pare::runtime {
 
 // A tensor of the file, or a part of it, which becomes one tensor of Hugging Face's. A bias has one row.
 struct GgufSource {
-  std::string name;                 // in the file
+  std::string name = {};            // in the file
   int64_t part = 0, num_parts = 0;  // equal parts along the first axis: the experts of a mixture; 0: it is no part
   // Row r of the result is row rows[r] of the part, and so are entries of a bias. Empty: they stay in order.
   std::vector<int32_t> rows = {};
-  bool is_turned = false;  // the file's is [O, I], and the result [I, O]
-  float subtract = 0.0f;   // from each element
+  int64_t num_stacked = 0;  // not 0: the part is a stack of so many rows, and the result has those named alone
+  bool is_turned = false;   // the file's is [O, I], and the result [I, O]
+  float subtract = 0.0f;    // from each element
 };
 
 // Returns the tensor, which keeps the file open. `rows` must fit: what is written is held against the model's

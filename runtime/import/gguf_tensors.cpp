@@ -1,5 +1,6 @@
 #include "runtime/import/gguf_tensors.h"
 
+#include <numeric>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -30,6 +31,14 @@ std::vector<int32_t> inverse(const std::vector<int32_t>& rows) {
   return places;
 }
 
+// A linear that lies under a name of its own, or in a stack with others. `rows` are those of its own tensor, as in
+// GgufSource.
+struct Member {
+  std::string name;
+  const LinearDescription& linear;
+  std::vector<int32_t> rows = {};
+};
+
 class Tensors {
  public:
   Tensors(const std::shared_ptr<const GgufFile>& file, const DecoderFamily& family, const ModelDescription& model,
@@ -41,6 +50,7 @@ class Tensors {
  private:
   void add(const GgufSource& source, const std::string& name);
   void add_linear(GgufSource source, const LinearDescription& linear);
+  void add_members(const std::string& stack, const std::vector<Member>& members, const GgufSource& part);
   void add_norm(const std::string& stem, const std::optional<NormDescription>& norm);
   void add_attention(const std::string& from, const BlockDescription& block);
   void add_latents(const std::string& from, const BlockDescription& block);
@@ -102,6 +112,31 @@ void Tensors::add_linear(GgufSource source, const LinearDescription& linear) {
   if (linear.has_bias) add(source, linear.name + ".bias");
 }
 
+// Adds linears whose rows may lie in a stack, one after the other. `part` says what part of the tensors they are.
+void Tensors::add_members(const std::string& stack, const std::vector<Member>& members, const GgufSource& part) {
+  int64_t num_stacked = 0, first = 0;
+  for (const Member& member : members) num_stacked += member.linear.num_out;
+  for (const Member& member : members) {
+    for (const std::string suffix : {".weight", ".bias"}) {
+      if (suffix == ".bias" && !member.linear.has_bias) continue;
+      GgufSource source = part;
+      source.name = member.name + suffix;
+      source.rows = member.rows;
+      if (!file_->tensors().contains(source.name) && file_->tensors().contains(stack + suffix)) {
+        source.name = stack + suffix;
+        source.num_stacked = num_stacked;
+        if (source.rows.empty()) {
+          source.rows.resize(static_cast<size_t>(member.linear.num_out));
+          std::iota(source.rows.begin(), source.rows.end(), 0);
+        }
+        for (int32_t& row : source.rows) row += static_cast<int32_t>(first);
+      }
+      add(source, member.linear.name + suffix);
+    }
+    first += member.linear.num_out;
+  }
+}
+
 void Tensors::add_norm(const std::string& stem, const std::optional<NormDescription>& norm) {
   if (!norm || !norm->exists()) return;
   const float offset = norm->unit_offset ? 1.0f : 0.0f;
@@ -116,9 +151,11 @@ void Tensors::add_attention(const std::string& from, const BlockDescription& blo
   } else if (block.qkv) {
     add_linear({.name = from + "attn_qkv", .rows = inverse(block.qkv_rows), .is_turned = is_turned}, *block.qkv);
   } else {
-    add_linear({.name = from + "attn_q", .rows = rotated_rows(block.q), .is_turned = is_turned}, block.q);
-    add_linear({.name = from + "attn_k", .rows = rotated_rows(block.k), .is_turned = is_turned}, block.k);
-    add_linear({.name = from + "attn_v", .is_turned = is_turned}, block.v);
+    add_members(from + "attn_qkv",
+                {{from + "attn_q", block.q, rotated_rows(block.q)},
+                 {from + "attn_k", block.k, rotated_rows(block.k)},
+                 {from + "attn_v", block.v}},
+                {.is_turned = is_turned});
   }
   add_norm(from + "attn_q_norm", block.q_norm);
   add_norm(from + "attn_k_norm", block.k_norm);
@@ -146,7 +183,7 @@ void Tensors::add_latents(const std::string& from, const BlockDescription& block
 void Tensors::add_feed_forward(const std::string& from, const BlockDescription& block) {
   if (block.router) add_linear({.name = from + "ffn_gate_inp"}, *block.router);
   if (block.shared_gate) add_linear({.name = from + "ffn_gate_inp_shexp"}, *block.shared_gate);
-  if (block.correction) add({.name = from + "exp_probs_b.bias"}, block.correction->name);
+  if (block.correction) add({.name = from + std::string(kGgufCorrection)}, block.correction->name);
   const int64_t num_routed = block.router ? block.num_routed() : 0;
   for (size_t e = 0; e < block.experts.size(); ++e) {
     const FeedForwardDescription& expert = block.experts[e];
@@ -159,6 +196,10 @@ void Tensors::add_feed_forward(const std::string& from, const BlockDescription& 
     };
     if (expert.gate_up) {
       add_linear(part("ffn_up"), *expert.gate_up);
+    } else if (is_routed) {
+      const GgufSource own = part("ffn_gate");
+      add_members(from + "ffn_gate_up_exps", {{own.name, expert.gate}, {part("ffn_up").name, expert.up}},
+                  {.part = own.part, .num_parts = own.num_parts});
     } else {
       if (expert.is_gated()) add_linear(part("ffn_gate"), expert.gate);
       add_linear(part("ffn_up"), expert.up);

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "runtime/files/gguf.h"
@@ -11,6 +12,9 @@
 #include "runtime/model/model_description.h"
 
 namespace pare::runtime {
+
+// The tensor of a block that corrects scores of experts.
+inline constexpr std::string_view kGgufCorrection = "exp_probs_b.bias";
 
 // Returns those of them that the file has: what it lacks, check_tensors() tells. `written_dtype` says the type of each.
 // Throws std::invalid_argument for a tensor of the file that has no place in the model, and std::runtime_error for

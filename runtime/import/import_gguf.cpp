@@ -67,6 +67,8 @@ class GgufModel {
  private:
   // The type that a tensor is written in, or the weights as a whole.
   DType written_dtype(const GgufTensor& tensor) const {
+    // Small differences between corrected scores decide, and published models have them in float32.
+    if (!asked_dtype_ && tensor.name.ends_with(kGgufCorrection)) return float_dtype(tensor.type).value_or(DType::F32);
     return asked_dtype_ || !matrix_dtype_ ? written_dtype() : float_dtype(tensor.type).value_or(DType::F32);
   }
   DType written_dtype() const { return asked_dtype_.value_or(matrix_dtype_.value_or(DType::BF16)); }

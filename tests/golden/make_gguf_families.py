@@ -8,10 +8,13 @@ converter only the vocabulary is replaced, by one of bytes: the checkpoints have
 checkpoint's type. Without names all of FAMILIES are made.
 
 The converter reads what published models have in config.json. Where transformers 5 writes other keys, OLDER_KEYS has
-what it looks for. It knows no dense blocks of Qwen 2 MoE, so BLOCKS has those that stay of a checkpoint. The block of
-GLM 4.5 that predicts a later token, which no checkpoint here has, is a copy of its last one, with a projection made of
-q and a head of the embedding (next_token_block). A checkpoint in OLDER_LATENTS is written as before 2025-04, with what
-makes keys and values in one tensor.
+what it looks for. Of a chatglm it writes no size of heads: HEAD_SIZES has it, where it is not that of published models.
+It knows no dense blocks of Qwen 2 MoE, so BLOCKS has those that stay of a checkpoint. The block of GLM 4.5 that
+predicts a later token, which no checkpoint here has, is a copy of its last one, with a projection made of q and a head
+of the embedding (next_token_block).
+
+A checkpoint in OLDER_LATENTS is written as before 2025-04, with what makes keys and values in one tensor. Those in
+FUSED have q, k and v in one tensor.
 """
 import argparse
 import json
@@ -24,24 +27,28 @@ HERE = pathlib.Path(__file__).parent
 FAMILIES = [
     "bloom_distances", "cohere2_parallel_windows", "cohere_parallel", "deepseek_v2_moe_groups",
     "deepseek_v2_moe_lite_bf16", "deepseek_v3_moe_groups", "dots1_moe_windows_bf16", "ernie4_5_moe_range",
-    "exaone4_unrotated", "gemma2_caps", "gemma_wide_heads", "glm4_four_norms", "glm4_moe_groups", "gpt2_transposed",
-    "gpt_neox_parallel", "gpt_neox_sequential_bf16", "gpt_oss_moe_mxfp4_bf16", "gpt_oss_moe_stacks",
-    "granite_factors", "minicpm_factors", "mixtral_experts", "mpt_distances_bf16", "olmo2_norms_after",
-    "olmo3_windows_yarn", "olmoe_experts", "phi3_longrope_partial", "phi3_stacks", "qwen2_moe_shared_bf16",
-    "seed_oss_biases", "smollm3_unrotated", "starcoder2_plain_network",
+    "exaone4_unrotated", "gemma2_caps", "gemma_wide_heads", "glm4_four_norms", "glm4_moe_groups", "glm_neighbours",
+    "gpt2_transposed", "gpt_neox_parallel", "gpt_neox_sequential_bf16", "gpt_oss_moe_mxfp4_bf16",
+    "gpt_oss_moe_stacks", "granite_factors", "minicpm_factors", "mistral_window", "mixtral_experts",
+    "mpt_distances_bf16", "olmo2_norms_after", "olmo3_windows_yarn", "olmoe_experts", "phi3_longrope_partial",
+    "phi3_stacks", "qwen2_moe_shared_bf16", "seed_oss_biases", "smollm3_unrotated", "starcoder2_plain_network",
 ]
 OLDER_KEYS = {
     "cohere2_parallel_windows": {"rotary_pct": 1.0},
     "deepseek_v2_moe_groups": {"scoring_func": "softmax"},
     "deepseek_v3_moe_groups": {"scoring_func": "sigmoid"},
     "dots1_moe_windows_bf16": {"scoring_func": "sigmoid"},
+    "glm_neighbours": {"attention_dim": 16, "seq_length": 128},
     "gpt2_transposed": {"n_ctx": 128},
     "gpt_neox_parallel": {"rotary_pct": 0.5},
     "gpt_neox_sequential_bf16": {"rotary_pct": 0.25},
+    "mistral_window": {"architectures": ["Mistral3ForConditionalGeneration"]},
     "mpt_distances_bf16": {"architectures": ["MPTForCausalLM"]},
 }
 BLOCKS = {"qwen2_moe_shared_bf16": [0, 2]}
 OLDER_LATENTS = ["deepseek_v2_moe_lite_bf16"]
+FUSED = ["glm_neighbours", "mistral_window", "qwen2_moe_shared_bf16"]
+HEAD_SIZES = {"glm_neighbours": 16}
 
 
 def kept_blocks(tensors, kept):
@@ -135,7 +142,11 @@ def convert(name, out):
         model_class.set_vocab = write_bytes_vocabulary
         is_bf16 = hparams.get("dtype", hparams.get("torch_dtype")) == "bfloat16"
         ftype = gguf.LlamaFileType.MOSTLY_BF16 if is_bf16 else gguf.LlamaFileType.ALL_F32
-        model = model_class(folder, ftype, out / f"{name}.gguf", eager=True, hparams=hparams)
+        model = model_class(folder, ftype, out / f"{name}.gguf", eager=True, hparams=hparams, fuse_qkv=name in FUSED)
+        if hasattr(model, "impl"):  # which writes the file
+            type(model.impl).set_vocab = write_bytes_vocabulary
+        if name in HEAD_SIZES:
+            model.gguf_writer.add_key_length(HEAD_SIZES[name])
         if name in OLDER_LATENTS:
             use_older_latents(model)
         model.write()

@@ -175,6 +175,38 @@ TEST(ImportGguf, ReadsTheExpertsOfQwen3) {
     std::memcpy(&first, down.data.data(), sizeof first);
     EXPECT_EQ(first, static_cast<float>(32 * e));
   }
+  // Gates and ups of an expert in one tensor, and q, k and v.
+  GgufDraft stacked = draft;
+  std::erase_if(stacked.tensors, [](const GgufDraft::Tensor& tensor) {
+    return tensor.name.starts_with("blk.0.ffn_gate_exps") || tensor.name.starts_with("blk.0.ffn_up_exps") ||
+           tensor.name == "blk.0.attn_q.weight" || tensor.name == "blk.0.attn_k.weight" ||
+           tensor.name == "blk.0.attn_v.weight";
+  });
+  stacked.add("blk.0.ffn_gate_up_exps.weight", {3, 8, 8});
+  stacked.add("blk.0.attn_qkv.weight", {24, 8});
+  fill(stacked.tensor("blk.0.ffn_gate_up_exps.weight"), 0.0f);
+  fill(stacked.tensor("blk.0.attn_qkv.weight"), 0.0f);
+  const ModelDescription same = imported(stacked, folder);
+  const Checkpoint parts = Checkpoint::open(folder.path() / "model");
+  const auto first_of = [&](const LinearDescription& linear) {
+    const TensorView& view = parts.tensor(linear.name + ".weight");
+    EXPECT_EQ(view.shape, (std::vector<int64_t>{linear.num_out, linear.num_in})) << linear.name;
+    float first = 0.0f;
+    std::memcpy(&first, view.data.data(), sizeof first);
+    return first;
+  };
+  for (size_t e = 0; e < 3; ++e) {
+    EXPECT_EQ(first_of(same.blocks[0].experts[e].gate), static_cast<float>(64 * e));
+    EXPECT_EQ(first_of(same.blocks[0].experts[e].up), static_cast<float>(64 * e + 32));
+  }
+  EXPECT_EQ(first_of(same.blocks[0].k), 64.0f);
+  EXPECT_EQ(first_of(same.blocks[0].v), 128.0f);
+  stacked.tensor("blk.0.attn_qkv.weight").shape = {12, 16};
+  expect_refused(stacked, {"model.gguf", "blk.0.attn_qkv.weight", "a stack of 24 rows", "[12, 16]"});
+  stacked.tensor("blk.0.attn_qkv.weight").shape = {24, 8};
+  stacked.tensor("blk.0.ffn_gate_up_exps.weight").shape = {3, 16, 4};
+  expect_refused(stacked, {"blk.0.ffn_gate_up_exps.weight", "a stack of 8 rows an expert", "[3, 16, 4]"});
+
   draft.tensor("blk.0.ffn_up_exps.weight").shape = {4, 3, 8};
   expect_refused(draft, {"ffn_up_exps.weight", "3 experts", "[4, 3, 8]"});
 }
@@ -328,6 +360,11 @@ TEST(ImportGguf, DistancesAndClampsThatAreNotComputedAreRefused) {
   draft.set_number("mpt.attention.max_alibi_bias", 8.0f);
   draft.set_number("mpt.attention.clamp_kqv", 6.0f);
   expect_refused<std::invalid_argument>(draft, {"mpt.attention.clamp_kqv", "expected none or 0", "found 6"});
+  draft = small_gguf_of("mistral3");
+  TemporaryFolder folder;
+  EXPECT_EQ(imported(draft, folder).family, "mistral");
+  draft.set_number("mistral3.attention.temperature_scale", 0.5f);
+  expect_refused<std::invalid_argument>(draft, {"mistral3.attention.temperature_scale", "none or 0", "found 0.5"});
   draft = small_gguf();
   draft.set_number("llama.attention.max_alibi_bias", 8.0f);
   expect_refused<std::invalid_argument>(draft, {"llama.attention.max_alibi_bias", "expected 0", "found 8"});

@@ -119,7 +119,8 @@ void expect_same_model(const ModelDescription& a, ModelDescription b) {
     // The file has one of YaRN's two logarithmic factors: in published models they are alike.
     if (a.family == "deepseek_v2") rope.attention_factor = 1.0f;
     EXPECT_EQ(a.blocks[i].rope, rope) << i;
-    const bool loses_window = a.family == "qwen2" || a.family == "starcoder2" || a.family == "dots1";
+    const bool loses_window =
+        a.family == "qwen2" || a.family == "starcoder2" || a.family == "mistral" || a.family == "dots1";
     // llama.cpp has none there.
     EXPECT_EQ(a.blocks[i].sliding_window, loses_window ? 0 : b.blocks[i].sliding_window) << i;
     const auto num_rotated = [](const BlockDescription& block) { return block.latent ? block.latent->num_rotated : 0; };
@@ -193,7 +194,7 @@ INSTANTIATE_TEST_SUITE_P(
                     "mpt_distances_bf16", "gpt_neox_parallel", "gpt_neox_sequential_bf16", "olmoe_experts",
                     "qwen2_moe_shared_bf16", "glm4_moe_groups", "dots1_moe_windows_bf16", "ernie4_5_moe_range",
                     "gpt_oss_moe_stacks", "gpt_oss_moe_mxfp4_bf16", "deepseek_v2_moe_groups",
-                    "deepseek_v2_moe_lite_bf16", "deepseek_v3_moe_groups"));
+                    "deepseek_v2_moe_lite_bf16", "deepseek_v3_moe_groups", "glm_neighbours", "mistral_window"));
 
 // GGUF files hold a model's final_logit_softcapping under that name.
 TEST(Import, KeepsTheCapOfLogits) {
@@ -316,7 +317,7 @@ TEST(Import, LeavesNothingBehindOnBadInput) {
   unknown.replace(unknown.find("llama", unknown.find("general.architecture") + 20), 5, "mamba");
   write_file_atomically(broken, unknown);
   expect_error<std::invalid_argument>([&] { import_model(broken, output, {}); },
-                                      {"mamba", "known: llama, qwen2, qwen3"});
+                                      {"mamba", "known: llama, mistral3, qwen2"});
 
   write_file_atomically(broken, std::string(5000, 'x'));
   expect_error<std::runtime_error>(
