@@ -133,7 +133,14 @@ TEST(GgufVocabulary, OtherNamesOfPreTokenizersSplitAsTheirFamiliesDo) {
                                                                 {"falcon", {257, '1'}},
                                                                 {"stablelm2", {'1', '1', '1', '1'}},
                                                                 {"dbrx", {257, '1'}},
-                                                                {"exaone", {'1', '1', '1', '1'}}};
+                                                                {"exaone", {'1', '1', '1', '1'}},
+                                                                {"deepseek-llm", {'1', '1', '1', '1'}},
+                                                                {"chatglm-bpe", {257, '1'}},
+                                                                {"glm4", {257, '1'}},
+                                                                {"gpt-4o", {257, '1'}},
+                                                                {"seed-coder", {'1', '1', '1', '1'}},
+                                                                {"bloom", {256, 256}},
+                                                                {"exaone4", {256, 256}}};
   for (const auto& [pre, ids] : expected) {
     vocabulary.pre = pre;
     const std::string file = make_tokenizer_json(vocabulary);
