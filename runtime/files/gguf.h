@@ -42,7 +42,8 @@ enum class GgufType : uint32_t {
   BF16 = 30,
   TQ1_0 = 34,
   TQ2_0 = 35,
-  MXFP4 = 39
+  MXFP4 = 39,
+  NVFP4 = 40
 };
 
 struct GgufBlock {

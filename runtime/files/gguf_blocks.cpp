@@ -250,6 +250,7 @@ constexpr BlockType kBlockTypes[] = {
     {GgufType::TQ1_0, {"TQ1_0", 256, 54}, decode_tq1_0},
     {GgufType::TQ2_0, {"TQ2_0", 256, 66}, decode_tq2_0},
     {GgufType::MXFP4, {"MXFP4", 32, 17}, decode_mxfp4},
+    {GgufType::NVFP4, {"NVFP4", 64, 36}, decode_nvfp4},
 };
 
 const BlockType& block_type(uint32_t type) {

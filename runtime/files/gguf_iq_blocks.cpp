@@ -3,6 +3,7 @@
 
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "runtime/files/gguf_grids.h"
@@ -190,6 +191,23 @@ void decode_mxfp4(const uint8_t* block, float* out) {
   const uint32_t exponent = block[0];
   const uint32_t bits = exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23;
   put_nibbles(kMxfp4DoubledLevels, block + 1, std::bit_cast<float>(bits), out);
+}
+
+// Four scales of e4m3 without a sign, of which the one of NaN stands for 0 | for each 8 bytes of e2m1 codes: elements j
+// in the low nibbles, j + 8 in the high ones. A factor of the whole tensor lies in a tensor of its own.
+void decode_nvfp4(const uint8_t* block, float* out) {
+  constexpr uint8_t kNan = 0x7F;
+  for (int group = 0; group < 4; ++group, out += 16) {
+    const int exponent = block[group] >> 3 & 15, digits = block[group] & 7;
+    const float whole = exponent == 0 ? std::ldexp(static_cast<float>(digits), -9)
+                                      : std::ldexp(static_cast<float>(8 + digits), exponent - 10);
+    const float scale = block[group] == kNan ? 0.0f : 0.5f * whole;
+    const uint8_t* codes = block + 4 + 8 * group;
+    for (int j = 0; j < 8; ++j) {
+      out[j] = scale * static_cast<float>(kMxfp4DoubledLevels[codes[j] & 15]);
+      out[j + 8] = scale * static_cast<float>(kMxfp4DoubledLevels[codes[j] >> 4]);
+    }
+  }
 }
 
 }  // namespace pare::runtime

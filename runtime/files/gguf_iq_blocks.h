@@ -16,5 +16,6 @@ void decode_iq1_m(const uint8_t* block, float* out);
 void decode_iq4_nl(const uint8_t* block, float* out);
 void decode_iq4_xs(const uint8_t* block, float* out);
 void decode_mxfp4(const uint8_t* block, float* out);
+void decode_nvfp4(const uint8_t* block, float* out);
 
 }  // namespace pare::runtime

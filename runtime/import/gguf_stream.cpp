@@ -10,19 +10,22 @@ namespace {
 // Decodes rows of one part of a tensor.
 class RowReader {
  public:
-  RowReader(const GgufTensor& tensor, int64_t first_row)
-      : tensor_(tensor), first_row_(first_row), width_(tensor.shape.back()) {
+  RowReader(const GgufTensor& tensor, int64_t first_row, float factor = 1.0f)
+      : tensor_(tensor), first_row_(first_row), width_(tensor.shape.back()), factor_(factor) {
     row_bytes_ = static_cast<int64_t>(tensor.data.size()) / (tensor.num_elements() / width_);
   }
   int64_t width() const { return width_; }
   void read(int64_t row, std::span<float> out) const {
     const auto begin = static_cast<size_t>((first_row_ + row) * row_bytes_);
     decode_gguf_blocks(tensor_.type, tensor_.data.subspan(begin, static_cast<size_t>(row_bytes_)), out);
+    if (factor_ == 1.0f) return;
+    for (float& value : out) value *= factor_;
   }
 
  private:
   const GgufTensor& tensor_;
   int64_t first_row_, width_, row_bytes_ = 0;
+  float factor_;
 };
 
 // Rounds rows of floats to the type of the result.
@@ -75,7 +78,7 @@ StreamedTensor stream_gguf(const std::shared_ptr<const GgufFile>& file, const Gg
   const int64_t num_parts = std::max(source.num_parts, int64_t{1});
   const int64_t num_rows = tensor.num_elements() / tensor.shape.back() / num_parts;
   const auto produce = [file, &tensor, source, dtype, num_rows, num_parts, is_bias](const ByteSink& sink) {
-    const RowReader reader(tensor, source.part * num_rows);
+    const RowReader reader(tensor, source.part * num_rows, source.factor);
     const auto stored = [&](int64_t row) {
       return source.rows.empty() ? row : static_cast<int64_t>(source.rows[static_cast<size_t>(row)]);
     };

@@ -20,7 +20,8 @@ struct GgufSource {
   std::vector<int32_t> rows = {};
   int64_t num_stacked = 0;  // not 0: the part is a stack of so many rows, and the result has those named alone
   bool is_turned = false;   // the file's is [O, I], and the result [I, O]
-  float subtract = 0.0f;    // from each element
+  float factor = 1.0f;      // of each element
+  float subtract = 0.0f;    // from each, after that
 };
 
 // Returns the tensor, which keeps the file open. `rows` must fit: what is written is held against the model's

@@ -1,5 +1,6 @@
 #include "runtime/import/gguf_tensors.h"
 
+#include <algorithm>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -48,7 +49,8 @@ class Tensors {
   std::vector<StreamedTensor> all();
 
  private:
-  void add(const GgufSource& source, const std::string& name);
+  void add(GgufSource source, const std::string& name);
+  float factor_of(const GgufSource& source);
   void add_linear(GgufSource source, const LinearDescription& linear);
   void add_members(const std::string& stack, const std::vector<Member>& members, const GgufSource& part);
   void add_norm(const std::string& stem, const std::optional<NormDescription>& norm);
@@ -93,9 +95,30 @@ std::vector<StreamedTensor> Tensors::all() {
   return std::move(tensors_);
 }
 
-void Tensors::add(const GgufSource& source, const std::string& name) {
+// Weights in NVFP4 have a factor in a tensor of its own, one for each expert. That of their inputs is of no use where
+// inputs are not rounded.
+float Tensors::factor_of(const GgufSource& source) {
+  constexpr std::string_view kWeight = ".weight";
+  if (!source.name.ends_with(kWeight)) return 1.0f;
+  const std::string stem = source.name.substr(0, source.name.size() - kWeight.size());
+  if (file_->tensors().contains(stem + ".input_scale")) known_.insert(stem + ".input_scale");
+  const auto found = file_->tensors().find(stem + ".scale");
+  if (found == file_->tensors().end()) return 1.0f;
+  const GgufTensor& tensor = found->second;
+  known_.insert(tensor.name);
+  if (const int64_t expected = std::max(source.num_parts, int64_t{1}); tensor.num_elements() != expected) {
+    throw std::runtime_error(file_->where() + ": " + tensor.name + ": expected " + std::to_string(expected) +
+                             " factors, found the shape " + shape_text(tensor.shape));
+  }
+  std::vector<float> factors(static_cast<size_t>(tensor.num_elements()));
+  decode_gguf_blocks(tensor.type, tensor.data, factors);
+  return factors[static_cast<size_t>(source.part)];
+}
+
+void Tensors::add(GgufSource source, const std::string& name) {
   if (!file_->tensors().contains(source.name)) return;
   known_.insert(source.name);
+  source.factor = factor_of(source);
   tensors_.push_back(stream_gguf(file_, source, name, written_dtype_(file_->tensor(source.name))));
 }
 

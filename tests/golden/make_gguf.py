@@ -19,6 +19,7 @@ OUT = HERE / "gguf"
 TYPES = [
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ1_S",
     "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4",
+    "NVFP4",
 ]
 # Byte offsets of the fp16 scales in a block: random bytes there would be infinite or NaN.
 SCALES = {
@@ -44,6 +45,7 @@ SCALES = {
     "TQ1_0": [52],
     "TQ2_0": [64],
     "MXFP4": [],  # every exponent is sane but that of NaN
+    "NVFP4": [],  # likewise, and that of NaN stands for 0
 }
 ROWS, WIDTH = 3, 512
 

@@ -31,7 +31,7 @@ TEST(Gguf, DecodesEveryBlockTypeAsTheGgufPackageDoes) {
   size_t offset = 0;
   for (const char* type : {"F32",     "F16",   "BF16",   "Q4_0",   "Q4_1",  "Q5_0",  "Q5_1",    "Q8_0",   "Q4_K",
                            "Q5_K",    "Q6_K",  "Q2_K",   "Q3_K",   "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S",
-                           "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4"}) {
+                           "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4",   "NVFP4"}) {
     const GgufTensor& tensor = file.tensor(std::string("weight.") + type);
     EXPECT_EQ(tensor.shape, (std::vector<int64_t>{3, 512})) << type;
     std::vector<float> values(static_cast<size_t>(tensor.num_elements()));

@@ -195,6 +195,19 @@ TEST(ImportGguf, ReadsTheExpertsOfQwen3) {
     std::memcpy(&first, view.data.data(), sizeof first);
     return first;
   };
+  stacked.add("blk.0.ffn_down_exps.scale", {3});
+  fill(stacked.tensor("blk.0.ffn_down_exps.scale"), 2.0f);
+  const Checkpoint scaled = [&] {
+    imported(stacked, folder);
+    return Checkpoint::open(folder.path() / "model");
+  }();
+  for (size_t e = 0; e < 3; ++e) {
+    const TensorView& down = scaled.tensor(same.blocks[0].experts[e].down.name + ".weight");
+    float first = 0.0f;
+    std::memcpy(&first, down.data.data(), sizeof first);
+    EXPECT_EQ(first, static_cast<float>((2 + e) * 32 * e));
+  }
+  std::erase_if(stacked.tensors, [](const GgufDraft::Tensor& tensor) { return tensor.name.ends_with(".scale"); });
   for (size_t e = 0; e < 3; ++e) {
     EXPECT_EQ(first_of(same.blocks[0].experts[e].gate), static_cast<float>(64 * e));
     EXPECT_EQ(first_of(same.blocks[0].experts[e].up), static_cast<float>(64 * e + 32));
@@ -321,6 +334,27 @@ TEST(ImportGguf, LatentsThatDoNotFitAreRefused) {
   EXPECT_EQ(imported(draft, folder).family, "deepseek_v3");
   draft.set_integer("deepseek2.rope.dimension_count", 8);
   expect_refused(draft, {"model.gguf", "qk_nope_head_dim", "-2"});
+}
+
+// A factor of a whole tensor, as NVFP4 has one, and of each expert's.
+TEST(ImportGguf, FactorsOfTensorsAreMultipliedIn) {
+  TemporaryFolder folder;
+  GgufDraft draft = small_gguf();
+  fill(draft.tensor("blk.0.attn_v.weight"), 1.0f);
+  draft.add("blk.0.attn_v.scale", {1});
+  fill(draft.tensor("blk.0.attn_v.scale"), 0.5f);
+  draft.add("blk.0.attn_v.input_scale", {1});
+  const ModelDescription model = imported(draft, folder);
+  const Checkpoint checkpoint = Checkpoint::open(folder.path() / "model");
+  const TensorView& v = checkpoint.tensor(model.blocks[0].v.name + ".weight");
+  for (size_t i = 0; i < 64; ++i) {
+    float value = 0.0f;
+    std::memcpy(&value, v.data.data() + i * sizeof value, sizeof value);
+    EXPECT_EQ(value, 0.5f * static_cast<float>(i + 1));
+  }
+  draft.tensor("blk.0.attn_v.scale").shape = {2};
+  draft.tensor("blk.0.attn_v.scale").data.resize(2 * sizeof(float));
+  expect_refused(draft, {"model.gguf", "blk.0.attn_v.scale", "1 factors", "[2]"});
 }
 
 TEST(ImportGguf, ArchitecturesWithAndWithoutExpertsAreTwo) {
