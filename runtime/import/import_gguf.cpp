@@ -9,6 +9,7 @@
 
 #include "runtime/files/gguf.h"
 #include "runtime/import/gguf_config.h"
+#include "runtime/import/gguf_expert_codes.h"
 #include "runtime/import/gguf_tensors.h"
 #include "runtime/import/import_sources.h"
 #include "runtime/model/expert_stacks.h"
@@ -63,6 +64,10 @@ class GgufModel {
   std::vector<StreamedTensor> tensors(const ModelDescription& model) const {
     return gguf_tensors(file_, family_, model, [&](const GgufTensor& tensor) { return written_dtype(tensor); });
   }
+  bool has_codes_of_experts(const ModelDescription& model) const { return has_expert_codes(*file_, model); }
+  void stack_codes(const ModelDescription& model, std::vector<StreamedTensor>& tensors) const {
+    stack_expert_codes(file_, model, tensors);
+  }
 
  private:
   // The type that a tensor is written in, or the weights as a whole.
@@ -103,11 +108,14 @@ ImportedModel read_gguf_model(const std::filesystem::path& path, std::optional<D
   ImportedModel imported;
   imported.tensors = model.tensors(describe_source(model.config_of_all_blocks(), path));
   check_tensors(imported.tensors, description, path);
-  if (description.stacks_experts) {
+  const bool keeps_codes = !dtype && model.has_codes_of_experts(description);
+  if (keeps_codes) {
+    model.stack_codes(description, imported.tensors);
+  } else if (description.stacks_experts) {
     for (const BlockDescription& block : description.blocks) stack_experts(block, imported.tensors);
   }
   const std::string tokenizer = model.tokenizer();  // first, since it refuses tokens that are not text
-  imported.text_files = {{"config.json", config},
+  imported.text_files = {{"config.json", keeps_codes ? with_expert_codes(config, description) : config},
                          {"generation_config.json", model.generation_config()},
                          {"tokenizer_config.json", model.tokenizer_config()},
                          {"tokenizer.json", tokenizer}};

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <set>
 #include <span>
@@ -195,6 +196,27 @@ INSTANTIATE_TEST_SUITE_P(
                     "qwen2_moe_shared_bf16", "glm4_moe_groups", "dots1_moe_windows_bf16", "ernie4_5_moe_range",
                     "gpt_oss_moe_stacks", "gpt_oss_moe_mxfp4_bf16", "deepseek_v2_moe_groups",
                     "deepseek_v2_moe_lite_bf16", "deepseek_v3_moe_groups", "glm_neighbours", "mistral_window"));
+
+// Codes of experts are in another order in the file, and stay what they are.
+TEST(Import, ExpertsInMxfp4KeepTheirCodes) {
+  const std::string name = "gpt_oss_moe_mxfp4_bf16";
+  TemporaryFolder folder;
+  import_model(kGolden + "gguf/" + name + ".gguf", folder.path() / "model", {});
+  const auto found = SafetensorsFile::open(folder.path() / "model" / "model.safetensors");
+  const auto expected = SafetensorsFile::open(kGolden + "families/" + name + "/model.safetensors");
+  ASSERT_EQ(found.tensors().size(), expected.tensors().size());
+  for (const auto& [tensor, view] : expected.tensors()) {
+    ASSERT_TRUE(found.tensors().contains(tensor)) << tensor;
+    const TensorView& own = found.tensors().at(tensor);
+    ASSERT_EQ(std::pair(own.dtype, own.shape), std::pair(view.dtype, view.shape)) << tensor;
+    EXPECT_EQ(std::memcmp(own.data.data(), view.data.data(), view.data.size()), 0) << tensor;
+  }
+  const auto quantization = [](const std::string& config) {
+    return nlohmann::json::parse(read_text_file(config)).at("quantization_config");
+  };
+  EXPECT_EQ(quantization((folder.path() / "model/config.json").string()),
+            quantization(kGolden + "families/" + name + "/config.json"));
+}
 
 // GGUF files hold a model's final_logit_softcapping under that name.
 TEST(Import, KeepsTheCapOfLogits) {
