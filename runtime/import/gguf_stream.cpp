@@ -72,19 +72,16 @@ StreamedTensor stream_gguf(const std::shared_ptr<const GgufFile>& file, const Gg
           file->where() + ": " + source.name + ": expected a stack of " + std::to_string(source.num_stacked) + " rows" +
           (source.num_parts > 0 ? " an expert" : "") + ", found the shape " + shape_text(tensor.shape));
     }
-    num_outputs = static_cast<int64_t>(source.rows.size());
+    num_outputs = source.num_taken;
   }
   if (source.is_turned && shape.size() == 2) std::swap(shape[0], shape[1]);
   const int64_t num_parts = std::max(source.num_parts, int64_t{1});
   const int64_t num_rows = tensor.num_elements() / tensor.shape.back() / num_parts;
   const auto produce = [file, &tensor, source, dtype, num_rows, num_parts, is_bias](const ByteSink& sink) {
     const RowReader reader(tensor, source.part * num_rows, source.factor);
-    const auto stored = [&](int64_t row) {
-      return source.rows.empty() ? row : static_cast<int64_t>(source.rows[static_cast<size_t>(row)]);
-    };
+    const auto stored = [&](int64_t row) { return source.row_of ? source.row_of(row) : row; };
     const int64_t width = reader.width();
-    const int64_t num_written =
-        source.num_stacked > 0 && !is_bias ? static_cast<int64_t>(source.rows.size()) : num_rows;
+    const int64_t num_outputs = source.num_stacked > 0 ? source.num_taken : is_bias ? width : num_rows;
     std::vector<float> row(static_cast<size_t>(width));
     if (source.is_turned) {
       std::vector<float> matrix_IO(static_cast<size_t>(width * num_rows));
@@ -100,14 +97,14 @@ StreamedTensor stream_gguf(const std::shared_ptr<const GgufFile>& file, const Gg
       }
     } else if (is_bias) {
       reader.read(0, row);
-      std::vector<float> ordered(source.rows.empty() ? row.size() : source.rows.size());
+      std::vector<float> ordered(static_cast<size_t>(num_outputs));
       for (size_t i = 0; i < ordered.size(); ++i) {
         ordered[i] = row[static_cast<size_t>(stored(static_cast<int64_t>(i)))];
       }
       RowWriter(dtype, static_cast<int64_t>(ordered.size()), source.subtract, sink).write(ordered);
     } else {
       RowWriter writer(dtype, width, source.subtract, sink);
-      for (int64_t r = 0; r < num_written; ++r) {
+      for (int64_t r = 0; r < num_outputs; ++r) {
         reader.read(stored(r), row);
         writer.write(row);
       }

@@ -1,7 +1,7 @@
 #include "runtime/import/gguf_tensors.h"
 
 #include <algorithm>
-#include <numeric>
+#include <functional>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -25,19 +25,20 @@ constexpr std::pair<std::string_view, std::string_view> kNextTokenModules[] = {
     {"shared_head_head", "shared_head.head"},
     {"shared_head_norm", "shared_head.norm"}};
 
-// Returns the place of each row in a list of rows, which has each once.
-std::vector<int32_t> inverse(const std::vector<int32_t>& rows) {
+// Says the place of each row in a list of rows, which has each once.
+std::function<int64_t(int64_t)> place_in(const std::vector<int32_t>& rows) {
+  if (rows.empty()) return {};
   std::vector<int32_t> places(rows.size());
   for (size_t i = 0; i < rows.size(); ++i) places[static_cast<size_t>(rows[i])] = static_cast<int32_t>(i);
-  return places;
+  return [places](int64_t row) { return places[static_cast<size_t>(row)]; };
 }
 
-// A linear that lies under a name of its own, or in a stack with others. `rows` are those of its own tensor, as in
+// A linear that lies under a name of its own, or in a stack with others. `row_of` is that of its own tensor, as in
 // GgufSource.
 struct Member {
   std::string name;
   const LinearDescription& linear;
-  std::vector<int32_t> rows = {};
+  std::function<int64_t(int64_t)> row_of = {};
 };
 
 class Tensors {
@@ -57,7 +58,7 @@ class Tensors {
   void add_attention(const std::string& from, const BlockDescription& block);
   void add_latents(const std::string& from, const BlockDescription& block);
   void add_feed_forward(const std::string& from, const BlockDescription& block);
-  std::vector<int32_t> rotated_rows(const LinearDescription& linear) const;
+  std::function<int64_t(int64_t)> rotation() const;
   void refuse_what_is_left() const;
 
   const std::shared_ptr<const GgufFile>& file_;
@@ -144,15 +145,12 @@ void Tensors::add_members(const std::string& stack, const std::vector<Member>& m
       if (suffix == ".bias" && !member.linear.has_bias) continue;
       GgufSource source = part;
       source.name = member.name + suffix;
-      source.rows = member.rows;
+      source.row_of = member.row_of;
       if (!file_->tensors().contains(source.name) && file_->tensors().contains(stack + suffix)) {
         source.name = stack + suffix;
         source.num_stacked = num_stacked;
-        if (source.rows.empty()) {
-          source.rows.resize(static_cast<size_t>(member.linear.num_out));
-          std::iota(source.rows.begin(), source.rows.end(), 0);
-        }
-        for (int32_t& row : source.rows) row += static_cast<int32_t>(first);
+        source.num_taken = member.linear.num_out;
+        source.row_of = [first, own = member.row_of](int64_t row) { return first + (own ? own(row) : row); };
       }
       add(source, member.linear.name + suffix);
     }
@@ -172,13 +170,12 @@ void Tensors::add_attention(const std::string& from, const BlockDescription& blo
   if (block.latent) {
     add_latents(from, block);
   } else if (block.qkv) {
-    add_linear({.name = from + "attn_qkv", .rows = inverse(block.qkv_rows), .is_turned = is_turned}, *block.qkv);
+    add_linear({.name = from + "attn_qkv", .row_of = place_in(block.qkv_rows), .is_turned = is_turned}, *block.qkv);
   } else {
-    add_members(from + "attn_qkv",
-                {{from + "attn_q", block.q, rotated_rows(block.q)},
-                 {from + "attn_k", block.k, rotated_rows(block.k)},
-                 {from + "attn_v", block.v}},
-                {.is_turned = is_turned});
+    add_members(
+        from + "attn_qkv",
+        {{from + "attn_q", block.q, rotation()}, {from + "attn_k", block.k, rotation()}, {from + "attn_v", block.v}},
+        {.is_turned = is_turned});
   }
   add_norm(from + "attn_q_norm", block.q_norm);
   add_norm(from + "attn_k_norm", block.k_norm);
@@ -231,14 +228,10 @@ void Tensors::add_feed_forward(const std::string& from, const BlockDescription& 
   }
 }
 
-// Row r of a q or k in Hugging Face's order is that row of the file's.
-std::vector<int32_t> Tensors::rotated_rows(const LinearDescription& linear) const {
-  std::vector<int32_t> rows;
-  if (!family_.gguf_rotates_neighbours) return rows;
-  for (int64_t row = 0; row < linear.num_out; ++row) {
-    rows.push_back(static_cast<int32_t>(neighbour_rotated_row(row, model_.head_size)));
-  }
-  return rows;
+// Says which row of the file's q or k is one of Hugging Face's.
+std::function<int64_t(int64_t)> Tensors::rotation() const {
+  if (!family_.gguf_rotates_neighbours) return {};
+  return [head_size = model_.head_size](int64_t row) { return neighbour_rotated_row(row, head_size); };
 }
 
 // A tensor that has no place would be lost silently.
