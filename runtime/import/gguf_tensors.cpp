@@ -183,7 +183,7 @@ void Tensors::add_attention(const std::string& from, const BlockDescription& blo
   add_linear({.name = from + "attn_output", .is_turned = is_turned}, block.o);
 }
 
-// Older files have what makes keys and values of a latent as Hugging Face has it, and others in two tensors.
+// Older files have what makes keys and values of a latent as Hugging Face has it, others in two tensors, and some both.
 void Tensors::add_latents(const std::string& from, const BlockDescription& block) {
   const LatentAttention& latent = *block.latent;
   if (latent.q_a) add_linear({.name = from + "attn_q_a"}, *latent.q_a);
@@ -192,10 +192,11 @@ void Tensors::add_latents(const std::string& from, const BlockDescription& block
   add_linear({.name = from + "attn_kv_a_mqa"}, latent.kv_a);
   add_norm(from + "attn_kv_a_norm", latent.kv_norm);
   const std::string k = from + "attn_k_b.weight", v = from + "attn_v_b.weight";
-  if (!file_->tensors().contains(k) && !file_->tensors().contains(v)) {
+  const bool is_split = file_->tensors().contains(k) || file_->tensors().contains(v);
+  known_.insert({k, v});
+  if (!is_split || file_->tensors().contains(from + "attn_kv_b.weight")) {
     return add_linear({.name = from + "attn_kv_b"}, latent.kv_b);
   }
-  known_.insert({k, v});
   const DType dtype = written_dtype_(file_->tensor(k));
   tensors_.push_back(stream_gguf_latent(file_, k, v, latent.kv_b.name + ".weight", dtype));
 }

@@ -307,6 +307,9 @@ TEST(ImportGguf, LatentsThatDoNotFitAreRefused) {
   draft.add("blk.0.attn_kv_b.weight", {16, 3});
   TemporaryFolder folder;
   EXPECT_EQ(imported(draft, folder).family, "deepseek_v2");
+  draft.add("blk.0.attn_k_b.weight", {2, 3, 4});  // a copy
+  draft.add("blk.0.attn_v_b.weight", {2, 4, 3});
+  EXPECT_EQ(imported(draft, folder).family, "deepseek_v2");
   draft = without;
   draft.add("blk.0.attn_k_b.weight", {2, 3, 4});
   expect_refused(draft, {"model.gguf", "blk.0.attn_v_b.weight", "missing"});
