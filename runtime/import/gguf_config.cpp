@@ -187,6 +187,9 @@ void Config::describe_distances() {
            std::string(family_.model_type) + ", found " + json_text(Json(found)) + " (pare computes nothing else)");
   }
   if (!traits.section.empty()) config_[std::string(traits.section)][std::string(traits.least_key)] = 8;
+  if (constexpr const char* kCausal = "attention.causal"; has(kCausal) && !file_.boolean(key_of(family_, kCausal))) {
+    refuse("'" + key_of(family_, kCausal) + "': expected true, found false (pare runs causal decoders)");
+  }
   for (const char* key : {"attention.clamp_kqv", "attention.temperature_scale"}) {
     if (const double value = number_or(key, 0.0); value != 0.0) {
       refuse("'" + key_of(family_, key) + "': expected none or 0, found " + json_text(Json(shortest(value))) +

@@ -106,7 +106,58 @@ def gguf_model(architecture, vocabulary, kind=0, extra=()):
     return gguf(metadata | vocabulary, tensors)
 
 
+# Not of one shape with the others: q, k and v in one tensor, biases, LayerNorms; latents, experts, later tokens.
+def gguf_of(architecture, keys, shapes):
+    metadata = {"general.architecture": architecture} | {f"{architecture}.{key}": value for key, value in keys.items()}
+    tensors = {}
+    for name, shape in shapes.items():
+        count = 1
+        for n in shape:
+            count *= n
+        tensors[name] = (shape, 0, b"\0" * (4 * count))
+    return gguf(metadata | BYTE_LEVEL, tensors)
+
+
+def bloom():
+    keys = {"block_count": 1, "attention.head_count": 2, "embedding_length": D, "feed_forward_length": 4 * D,
+            "context_length": 16, "attention.layer_norm_epsilon": 1e-5}
+    shapes = {"token_embd.weight": (V, D)}
+    linears = {"attn_qkv": (3 * D, D), "attn_output": (D, D), "ffn_up": (4 * D, D), "ffn_down": (D, 4 * D)}
+    for name, shape in linears.items():
+        shapes |= {f"blk.0.{name}.weight": shape, f"blk.0.{name}.bias": shape[:1]}
+    for name in ("token_embd_norm", "output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        shapes |= {f"{name}.weight": (D,), f"{name}.bias": (D,)}
+    return gguf_of("bloom", keys, shapes)
+
+
+def deepseek():
+    experts, inner, latent, rotated = 4, 2, 3, 2
+    keys = {"block_count": 2, "attention.head_count": 2, "attention.head_count_kv": 1, "embedding_length": D,
+            "feed_forward_length": F, "context_length": 16, "attention.layer_norm_rms_epsilon": 1e-5,
+            "attention.q_lora_rank": latent, "attention.kv_lora_rank": latent, "attention.key_length_mla": 4,
+            "attention.value_length_mla": 2, "rope.dimension_count": rotated, "expert_count": experts,
+            "expert_used_count": 2, "expert_feed_forward_length": inner, "expert_shared_count": 1,
+            "expert_group_count": 2, "expert_group_used_count": 1, "expert_weights_norm": True,
+            "expert_weights_scale": 2.5, "expert_gating_func": 2, "nextn_predict_layers": 1,
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 4,
+            "rope.scaling.yarn_log_multiplier": 0.1}
+    shapes = {"token_embd.weight": (V, D), "output_norm.weight": (D,)}
+    for b in range(2):
+        block = {"attn_norm": (D,), "ffn_norm": (D,), "attn_q_a": (latent, D), "attn_q_a_norm": (latent,),
+                 "attn_q_b": (8, latent), "attn_kv_a_mqa": (latent + rotated, D), "attn_kv_a_norm": (latent,),
+                 "attn_k_b": (2, latent, 2), "attn_v_b": (2, 2, latent), "attn_output": (D, 4),
+                 "ffn_gate_inp": (experts, D), "ffn_gate_exps": (experts, inner, D),
+                 "ffn_up_exps": (experts, inner, D), "ffn_down_exps": (experts, D, inner),
+                 "ffn_gate_shexp": (inner, D), "ffn_up_shexp": (inner, D), "ffn_down_shexp": (D, inner)}
+        shapes |= {f"blk.{b}.{name}.weight": shape for name, shape in block.items()}
+        shapes[f"blk.{b}.exp_probs_b.bias"] = (experts,)
+    shapes["blk.1.nextn.eh_proj.weight"] = (D, 2 * D)
+    return gguf_of("deepseek2", keys, shapes)
+
+
 def make_gguf():
+    write("import_gguf", "bloom.gguf", bloom())
+    write("import_gguf", "deepseek2.gguf", deepseek())
     write("import_gguf", "llama.gguf", gguf_model("llama", SENTENCEPIECE, extra=[("rope.dimension_count", D // 2)]))
     write("import_gguf", "llama_q8.gguf", gguf_model("llama", BYTE_LEVEL, kind=8))
     write("import_gguf", "qwen2_f16.gguf", gguf_model("qwen2", BYTE_LEVEL | {"tokenizer.ggml.pre": "qwen2"}, kind=1))

@@ -403,6 +403,9 @@ TEST(ImportGguf, DistancesAndClampsThatAreNotComputedAreRefused) {
   draft.set_number("mistral3.attention.temperature_scale", 0.5f);
   expect_refused<std::invalid_argument>(draft, {"mistral3.attention.temperature_scale", "none or 0", "found 0.5"});
   draft = small_gguf();
+  draft.set("llama.attention.causal", GgufDraft::bytes_of<uint32_t>(7) + std::string(1, '\0'));
+  expect_refused<std::invalid_argument>(draft, {"llama.attention.causal", "expected true", "found false"});
+  draft.set("llama.attention.causal", GgufDraft::bytes_of<uint32_t>(7) + std::string(1, '\1'));
   draft.set_number("llama.attention.max_alibi_bias", 8.0f);
   expect_refused<std::invalid_argument>(draft, {"llama.attention.max_alibi_bias", "expected 0", "found 8"});
 }
