@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
-#include <stdexcept>
-#include <utility>
+
+#include "runtime/model/family_rules.h"
 
 namespace pare::runtime {
 namespace {
@@ -690,159 +689,10 @@ constexpr std::array kEncoderFamilies{
                   .unused_linear = {}},
 };
 
-// Returns what a row asks for and nothing computes; "" for a sound row.
-constexpr std::string_view not_computed(const DecoderFamily& row) {
-  if ((row.norms.attention.empty() && row.norms.attention_output.empty()) ||
-      (row.norms.feed_forward.empty() && row.norms.feed_forward_output.empty() && !row.is_parallel)) {
-    return "halves of blocks without a norm";
-  }
-  const bool has_output_norms = !row.norms.attention_output.empty() || !row.norms.feed_forward_output.empty();
-  if (has_output_norms && (row.centers_norms || row.is_parallel || !row.parallel_key.empty())) {
-    return "a LayerNorm of outputs, or norms of the outputs of parallel halves";
-  }
-  if (row.mixture && row.stores_transposed) return "transposed experts";
-  if (row.alibi.exists && (row.rotation.exists || !row.score_softcap_key.empty() || !row.modules.positions.empty())) {
-    return "scores that fall with the distance beside rotation, positions or caps";
-  }
-  if (row.latent.exists &&
-      (row.alibi.exists || !row.rotation.exists || row.rotation.may_be_partial || row.is_parallel ||
-       !row.parallel_key.empty() || row.has_head_norms || !row.head_norms_key.empty() || !row.stacks.qkv.empty() ||
-       row.windows.layers != WindowLayers::none || row.stores_transposed || row.norms.attention.empty() ||
-       row.centers_norms || row.has_qkv_bias || !row.sinks.empty())) {
-    return "latent attention with other norms, biases, rotations, windows, stacks or sinks";
-  }
-  if (!row.modules.embedding_norm.empty() && !(row.centers_norms && row.has_norm_bias)) {
-    return "a norm of the embedding that is no LayerNorm with a bias";
-  }
-  if (row.has_head_norms && row.centers_norms) return "LayerNorms of heads";
-  if (!row.parallel_key.empty() && row.norms.feed_forward.empty()) return "one norm where halves may not be parallel";
-  if (row.mixture && (!row.is_gated || row.is_parallel || !row.parallel_key.empty())) {
-    return "experts without a gate or beside attention";
-  }
-  if (!row.is_gated && !row.stacks.gate_up.empty()) return "a stack with a gate where there is none";
-  if (row.mixture && (row.norms.feed_forward.empty() || !row.stacks.gate_up.empty())) {
-    return "experts without a norm before them or in stacks";
-  }
-  const bool scales_residual = !row.factors.residual.empty() || !row.factors.residual_of_depth.empty();
-  if (scales_residual && !(row.norms.attention_output.empty() && row.norms.feed_forward_output.empty())) {
-    return "a factor behind norms of outputs";
-  }
-  if (scales_residual && (row.is_parallel || !row.parallel_key.empty())) return "a factor behind parallel halves";
-  if (row.mixture && !row.feed_forward_bias_key.empty()) return "biases of experts by a key";
-  if (row.mixture && row.mixture->are_stacked &&
-      (!row.mixture->has_biases || row.mixture->blocks != MixtureBlocks::all || !row.mixture->shared.module.empty())) {
-    return "stacks of experts without biases, beside dense blocks or with a shared expert";
-  }
-  if (row.mixture && !row.mixture->clamp_key.empty() &&
-      (row.mixture->blocks != MixtureBlocks::all || !row.mixture->shared.module.empty())) {
-    return "clamped gates beside other networks";
-  }
-  return "";
-}
-constexpr std::string_view not_computed(const EncoderFamily& row) {
-  if (row.stacks.alternates_by_head) return "an encoder's heads that alternate";
-  if (!row.theta_key.empty() && row.positions_follow_padding) return "rotations behind the padding token";
-  if (row.lacks_first_norm && !row.normalizes_first) return "a sum without a norm";
-  return "";
-}
 constexpr auto kIsComputed = [](const auto& row) { return not_computed(row).empty(); };
 static_assert(std::ranges::all_of(kFamilies, kIsComputed) && std::ranges::all_of(kEncoderFamilies, kIsComputed));
 
 }  // namespace
-
-template <typename Row>
-FamilyTable<Row>::FamilyTable(std::span<const Row> rows) {
-  for (const Row& row : rows) rows_.push_back(&row);
-}
-
-template <typename Row>
-void FamilyTable<Row>::add(const Row& row) {
-  const auto refuse = [&](const std::string& why) {
-    throw std::invalid_argument("the family '" + std::string(row.name) + "' " + why);
-  };
-  if (find(&Row::name, row.name) == &row) return;
-  if (find(&Row::name, row.name) != nullptr) refuse("is there already: expected another name");
-  if (!kIsComputed(row)) refuse("asks for " + std::string(not_computed(row)) + ", which nothing computes");
-  rows_.push_back(&row);
-}
-
-template <typename Row>
-const Row* FamilyTable<Row>::find(std::string_view Row::*field, std::string_view value) const {
-  const auto row = std::ranges::find_if(rows_, [&](const Row* r) { return !value.empty() && r->*field == value; });
-  return row == rows_.end() ? nullptr : *row;
-}
-
-template <typename Row>
-std::vector<const Row*> FamilyTable<Row>::find_all(std::string_view Row::*field, std::string_view value) const {
-  std::vector<const Row*> found;
-  for (const Row* row : rows_) {
-    if (!value.empty() && row->*field == value) found.push_back(row);
-  }
-  return found;
-}
-
-template <typename Row>
-std::vector<std::string_view> FamilyTable<Row>::all(std::string_view Row::*field) const {
-  std::vector<std::string_view> values;
-  for (const Row* row : rows_) {
-    const std::string_view value = row->*field;
-    if (!value.empty() && std::ranges::find(values, value) == values.end()) values.push_back(value);
-  }
-  return values;
-}
-
-template <typename Row>
-std::string FamilyTable<Row>::list(std::string_view Row::*field, std::string_view Row::*having) const {
-  std::string all;
-  for (const Row* row : rows_) {
-    if ((row->*having).empty()) continue;
-    const std::string value(row->*field);
-    if ((", " + all + ",").find(", " + value + ",") == std::string::npos) all += (all.empty() ? "" : ", ") + value;
-  }
-  return all;
-}
-
-template class FamilyTable<DecoderFamily>;
-template class FamilyTable<EncoderFamily>;
-
-std::string_view what_is_missing(std::string_view model_type) {
-  constexpr std::string_view kDelta = "layers of linear attention (gated delta rule)";
-  constexpr std::string_view kConvolution = "layers of short convolutions";
-  constexpr std::string_view kMamba = "state space layers (Mamba)";
-  constexpr std::string_view kRecurrent = "recurrent layers";
-  constexpr std::string_view kLatent = "latent attention (MLA) in another form than DeepSeek's";
-  constexpr std::pair<std::string_view, std::string_view> kMissing[] = {
-      {"qwen3_next", kDelta},
-      {"qwen3_5", kDelta},
-      {"qwen3_5_text", kDelta},
-      {"qwen3_5_moe", kDelta},
-      {"qwen3_5_moe_text", kDelta},
-      {"olmo_hybrid", kDelta},
-      {"kimi_linear", kDelta},
-      {"lfm2", kConvolution},
-      {"lfm2_moe", kConvolution},
-      {"mamba", kMamba},
-      {"mamba2", kMamba},
-      {"falcon_mamba", kMamba},
-      {"falcon_h1", kMamba},
-      {"granitemoehybrid", kMamba},
-      {"bamba", kMamba},
-      {"jamba", kMamba},
-      {"nemotron_h", kMamba},
-      {"zamba", kMamba},
-      {"zamba2", kMamba},
-      {"recurrent_gemma", kRecurrent},
-      {"rwkv", kRecurrent},
-      {"xlstm", kRecurrent},
-      {"minimax", "layers of linear attention (lightning attention)"},
-      {"deepseek_v32", "sparse attention (an indexer of keys)"},
-      {"glm4_moe_lite", kLatent},
-      {"minicpm3", kLatent},
-      {"ministral3", "a factor of queries that grows with the position (llama_4_scaling_beta)"},
-  };
-  const auto found = std::ranges::find(kMissing, model_type, &std::pair<std::string_view, std::string_view>::first);
-  return found == std::end(kMissing) ? "" : found->second;
-}
 
 FamilyTable<DecoderFamily>& decoder_families() {
   static FamilyTable<DecoderFamily> table(kFamilies);
