@@ -108,7 +108,7 @@ void check_source_options(const pare::runtime::Arguments& arguments) {
       throw pare::runtime::WrongUsage(std::string("--") + name + " belongs to --text: leave it out");
     }
   }
-  for (const char* name : {"samples", "max-new-tokens", "temperature", "top-p"}) {
+  for (const char* name : {"samples", "max-new-tokens", "temperature", "top-p", "min-p", "repetition-penalty"}) {
     if (has_text && arguments.given(name)) {
       throw pare::runtime::WrongUsage(std::string("--") + name + " belongs to --prompts: leave it out");
     }
@@ -125,8 +125,7 @@ void record_teacher(const pare::runtime::Arguments& arguments, pare::runtime::Co
   if (arguments.given("end-of-document")) options.end_of_document = arguments.text("end-of-document");
   if (arguments.given("samples")) options.num_samples = arguments.integer("samples");
   if (arguments.given("max-new-tokens")) options.max_new_tokens = arguments.integer("max-new-tokens");
-  if (arguments.given("temperature")) options.sampling_temperature = arguments.number("temperature");
-  if (arguments.given("top-p")) options.top_p = arguments.number("top-p");
+  options.sampling = pare::runtime::given_sampling(arguments, /*has_top_k=*/false);
   options.seed = static_cast<uint64_t>(arguments.integer("seed"));
   options.num_kept = arguments.integer("top-k");
   if (arguments.given("temperatures")) options.temperatures = parse_temperatures(arguments.text("temperatures"));
@@ -205,10 +204,6 @@ pare::runtime::OptionSpec count_option(const std::string& name, const std::strin
 pare::runtime::Command record_command() {
   const pare::compress::RecordOptions defaults;
   const auto by_default = [](double value) { return " (default: " + pare::runtime::format_number(value, 0) + ")"; };
-  const auto of_model = [](double value) {
-    return " (default: that of the model's generation_config.json if it has do_sample, otherwise " +
-           pare::runtime::format_number(value, 0) + ")";
-  };
   std::string temperatures;
   for (const double value : defaults.temperatures) {
     temperatures += (temperatures.empty() ? "" : ",") + pare::runtime::format_number(value, 0);
@@ -229,33 +224,24 @@ pare::runtime::Command record_command() {
                   "of a conversation) or .json (instruction, input); prompts that leave no room in the context are "
                   "left out and counted"),
       count_option("samples", "", "continuations of each prompt" + by_default(defaults.num_samples), 1),
-      count_option("max-new-tokens", "", "most tokens of a continuation" + by_default(defaults.max_new_tokens), 1),
-      {.name = "temperature",
-       .kind = pare::runtime::OptionKind::number,
-       .value_name = "X",
-       .help = "divide the logits by X before drawing; 0 always takes the most probable token" +
-               of_model(pare::compress::RecordOptions::kSamplingTemperature),
-       .minimum = 0.0},
-      {.name = "top-p",
-       .kind = pare::runtime::OptionKind::number,
-       .value_name = "X",
-       .help = "draw from the fewest tokens whose probabilities sum to at least X, in (0, 1]" +
-               of_model(pare::compress::RecordOptions::kTopP),
-       .minimum = 0.0,
-       .above_minimum = true,
-       .maximum = 1.0},
-      count_option("seed", std::to_string(defaults.seed), "seed of the draws", 0),
-      count_option("top-k", std::to_string(defaults.num_kept),
-                   "store the log-probabilities of the N most probable followers of each token; at most the vocabulary",
-                   1),
-      words_option(
-          "temperatures", "LIST",
-          "temperatures at which the mass of all other tokens is stored, such as 1,2; a student can be trained "
-          "only with these (default: " +
-              temperatures + ")"),
-      count_option("shard-tokens", std::to_string(defaults.shard_tokens),
-                   "tokens per file; a killed run loses at most one file", 1)};
-  for (pare::runtime::OptionSpec& option : pare::runtime::compute_options()) options.push_back(std::move(option));
+      count_option("max-new-tokens", "", "most tokens of a continuation" + by_default(defaults.max_new_tokens), 1)};
+  options = pare::runtime::joined(
+      std::move(options),
+      pare::runtime::sampling_options(pare::compress::RecordOptions::kSampling, /*has_top_k=*/false));
+  options = pare::runtime::joined(
+      std::move(options),
+      {count_option("seed", std::to_string(defaults.seed), "seed of the draws", 0),
+       count_option(
+           "top-k", std::to_string(defaults.num_kept),
+           "store the log-probabilities of the N most probable followers of each token; at most the vocabulary", 1),
+       words_option(
+           "temperatures", "LIST",
+           "temperatures at which the mass of all other tokens is stored, such as 1,2; a student can be trained "
+           "only with these (default: " +
+               temperatures + ")"),
+       count_option("shard-tokens", std::to_string(defaults.shard_tokens),
+                    "tokens per file; a killed run loses at most one file", 1)});
+  options = pare::runtime::joined(std::move(options), pare::runtime::compute_options());
   options.push_back({.name = "dry-run", .help = "print what memory, disk and time the command will take, and stop"});
   options.push_back({.name = "fresh", .help = "discard what an interrupted run has left instead of continuing it"});
   return {.name = "record",

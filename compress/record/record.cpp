@@ -141,28 +141,6 @@ Material read_windows(const RecordOptions& options, const runtime::Tokenizer& to
   return material;
 }
 
-// Returns how continuations are drawn, but for the seed. Adds to `events` what the model's generation_config.json says.
-runtime::SamplingOptions sampling_options(const RecordOptions& options, const runtime::GenerationConfig& config,
-                                          std::vector<std::string>& events) {
-  runtime::SamplingOptions sampling = {
-      .temperature = options.sampling_temperature.value_or(config.samples ? config.temperature
-                                                                          : RecordOptions::kSamplingTemperature),
-      .top_k = config.samples ? config.top_k : 0,
-      .top_p = options.top_p.value_or(config.samples ? config.top_p : RecordOptions::kTopP)};
-  if (sampling.temperature == 0.0) sampling.top_k = 0;
-  std::vector<std::string> values;
-  if (config.samples && sampling.temperature > 0.0) {
-    const auto add = [&](const char* name, const Json& value) {
-      values.push_back(std::string(name) + " " + runtime::json_text(value));
-    };
-    if (!options.sampling_temperature) add("temperature", config.temperature);
-    add("top-k", config.top_k);
-    if (!options.top_p) add("top-p", config.top_p);
-  }
-  for (std::string& note : runtime::generation_notes(config, values)) events.push_back(std::move(note));
-  return sampling;
-}
-
 Material read_prompts(const RecordOptions& options, const runtime::SamplingOptions& sampling,
                       const runtime::Tokenizer& tokenizer, const runtime::ModelDescription& model) {
   Material material;
@@ -193,6 +171,8 @@ Material read_prompts(const RecordOptions& options, const runtime::SamplingOptio
                          {"top_p", sampling.top_p},
                          {"seed", options.seed}};
   if (sampling.top_k > 0) material.source["top_k"] = sampling.top_k;
+  if (sampling.min_p > 0.0) material.source["min_p"] = sampling.min_p;
+  if (sampling.repetition_penalty != 1.0) material.source["repetition_penalty"] = sampling.repetition_penalty;
   if (material.num_left_out > 0) material.source["prompts_left_out"] = material.num_left_out;
   return material;
 }
@@ -305,12 +285,11 @@ class Recording {
                                                          : material_.documents[static_cast<size_t>(sequence)]));
         continue;
       }
+      runtime::SamplingOptions sampling = sampling_;
+      sampling.seed = sequence_seed(options_.seed, sequence);
       requests.push_back({.prompt = start,
                           .options = {.max_tokens = material_.max_new_tokens,
-                                      .sampling = {.temperature = sampling_.temperature,
-                                                   .top_k = sampling_.top_k,
-                                                   .top_p = sampling_.top_p,
-                                                   .seed = sequence_seed(options_.seed, sequence)},
+                                      .sampling = sampling,
                                       .vocabulary_size = origin_.num_vocabulary}});
     }
     return material_.has_prompts() ? continue_prompts(model, requests, num_lanes_) : windows;
@@ -384,7 +363,12 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   runtime::check_windows_tokenizers({options.text}, checkpoint.directory(), events);
   const runtime::Tokenizer tokenizer = runtime::Tokenizer::open(checkpoint.directory());
   runtime::SamplingOptions sampling;
-  if (options.text.empty()) sampling = sampling_options(options, checkpoint.generation(), events);
+  if (options.text.empty()) {
+    runtime::ChosenSampling chosen =
+        runtime::choose_sampling(options.sampling, checkpoint.generation(), RecordOptions::kSampling);
+    sampling = chosen.sampling;
+    for (std::string& note : chosen.notes) events.push_back(std::move(note));
+  }
   Material material = options.text.empty() ? read_prompts(options, sampling, tokenizer, model)
                                            : read_windows(options, tokenizer, checkpoint);
   const int64_t num_vocabulary = count_tokens(tokenizer, model);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/engine/chosen_sampling.h"
 #include "runtime/system/isa.h"
 #include "runtime/system/progress.h"
 
@@ -25,11 +26,10 @@ struct RecordOptions {
 
   int64_t num_samples = 1;  // continuations of each prompt
   int64_t max_new_tokens = 256;
-  // How continuations are drawn. Empty: as generation_config.json says where it has do_sample, or else the constants
-  // below. Its top_k counts as well.
-  std::optional<double> sampling_temperature;  // 0: always the most probable token
-  std::optional<double> top_p;
-  static constexpr double kSamplingTemperature = 1.0, kTopP = 1.0;
+  // How continuations are drawn, where generation_config.json does not say it (choose_sampling). Its top_k counts as
+  // well.
+  runtime::GivenSampling sampling;
+  static constexpr runtime::SamplingOptions kSampling = {.temperature = 1.0};
 
   uint64_t seed = 0;
   int64_t num_kept = 50;                          // K

@@ -49,6 +49,8 @@ runtime::GenerationOptions generation_options(const DrawOptions& options,
           .sampling = {.temperature = options.temperature,
                        .top_k = options.top_k,
                        .top_p = options.top_p,
+                       .min_p = options.min_p,
+                       .repetition_penalty = options.repetition_penalty,
                        .seed = options.seed},
           .vocabulary_size = tokenizer ? tokenizer->vocabulary_size() : 0,
           .end_tokens = {}};

@@ -45,6 +45,53 @@ OptionSpec share(const std::string& name, const std::string& default_value, cons
   return option;
 }
 
+std::vector<OptionSpec> sampling_options(const SamplingOptions& otherwise, bool has_top_k) {
+  const auto by_default = [](const char* file, const std::string& value) {
+    return std::string(" (default: that of ") + file + ", otherwise " + value + ")";
+  };
+  const char* drawing_file = "a generation_config.json with do_sample";
+  std::vector<OptionSpec> options = {
+      number("temperature", "",
+             "divide the logits by X before drawing; 0 always takes the most probable token" +
+                 by_default(drawing_file, format_number(otherwise.temperature, 0)))};
+  if (has_top_k) {
+    options.push_back(count("top-k", "",
+                            "draw from the N most probable tokens; 0 draws from all" +
+                                by_default(drawing_file, std::to_string(otherwise.top_k)),
+                            0));
+  }
+  options.push_back(share("top-p", "",
+                          "draw from the fewest tokens whose probabilities sum to at least X, in (0, 1]" +
+                              by_default(drawing_file, format_number(otherwise.top_p, 0))));
+  OptionSpec min_p =
+      share("min-p", "",
+            "of these, draw from tokens at least X times as probable as the most probable one, in [0, 1]" +
+                by_default(drawing_file, format_number(otherwise.min_p, 0)));
+  min_p.above_minimum = false;
+  options.push_back(min_p);
+  OptionSpec penalty =
+      number("repetition-penalty", "",
+             "divide by X the logits above 0 of tokens that came before, and multiply those below; also with "
+             "temperature 0" +
+                 by_default("a generation_config.json", format_number(otherwise.repetition_penalty, 0)));
+  penalty.above_minimum = true;
+  options.push_back(penalty);
+  return options;
+}
+
+GivenSampling given_sampling(const Arguments& arguments, bool has_top_k) {
+  const auto number = [&](const char* option) {
+    return arguments.given(option) ? std::optional(arguments.number(option)) : std::nullopt;
+  };
+  GivenSampling given = {.temperature = number("temperature"),
+                         .top_k = {},
+                         .top_p = number("top-p"),
+                         .min_p = number("min-p"),
+                         .repetition_penalty = number("repetition-penalty")};
+  if (has_top_k && arguments.given("top-k")) given.top_k = arguments.integer("top-k");
+  return given;
+}
+
 OptionSpec words(const std::string& name, const std::string& value_name, const std::string& help) {
   return {.name = name, .kind = OptionKind::text, .value_name = value_name, .help = help, .is_path = false};
 }

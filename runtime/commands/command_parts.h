@@ -13,6 +13,7 @@
 #include "runtime/commands/command_line.h"
 #include "runtime/device/make_backend.h"
 #include "runtime/engine/backend.h"
+#include "runtime/engine/chosen_sampling.h"
 #include "runtime/engine/memory_need.h"
 #include "runtime/engine/transformer.h"
 #include "runtime/import/model_directory.h"
@@ -34,6 +35,11 @@ OptionSpec number(const std::string& name, const std::string& default_value, con
 OptionSpec share(const std::string& name, const std::string& default_value, const std::string& help);
 OptionSpec words(const std::string& name, const std::string& value_name, const std::string& help);
 OptionSpec required_text(const std::string& name, const std::string& value_name, const std::string& help);
+
+// Returns the options that say how tokens are drawn, and what a command line gives of them. `otherwise` is what counts
+// where neither the command line nor generation_config.json says anything. has_top_k: --top-k is one of them.
+std::vector<OptionSpec> sampling_options(const SamplingOptions& otherwise, bool has_top_k);
+GivenSampling given_sampling(const Arguments& arguments, bool has_top_k);
 
 // The default of --threads, for its help.
 inline constexpr const char* kDefaultThreads =

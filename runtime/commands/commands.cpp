@@ -17,6 +17,7 @@
 #include "runtime/commands/eval_command.h"
 #include "runtime/commands/inspect.h"
 #include "runtime/commands/verify.h"
+#include "runtime/engine/chosen_sampling.h"
 #include "runtime/engine/generate.h"
 #include "runtime/engine/transformer.h"
 #include "runtime/evaluate/token_source.h"
@@ -94,35 +95,17 @@ class ContinuedText {
   std::string continuation_;
 };
 
-// Returns the options of the command line and, where one is not given, what generation_config.json says. Prints what
-// comes from there.
-SamplingOptions sampling_options(const Arguments& arguments, const GenerationConfig& config, Console& console) {
-  SamplingOptions sampling = {.seed = static_cast<uint64_t>(arguments.integer("seed"))};
-  std::vector<std::string> values;
-  const auto choose = [&](const char* option, auto& value, const auto& of_file, const auto& typed) {
-    if (arguments.given(option)) {
-      value = typed(option);
-    } else if (config.samples) {
-      value = of_file;
-      values.push_back(std::string(option) + " " + json_text(nlohmann::json(of_file)));
-    }
-  };
-  const auto number = [&](const char* option) { return arguments.number(option); };
-  choose("temperature", sampling.temperature, config.temperature, number);
-  choose("top-k", sampling.top_k, config.top_k, [&](const char* option) { return arguments.integer(option); });
-  choose("top-p", sampling.top_p, config.top_p, number);
-  if (sampling.temperature == 0.0) values.clear();
-  for (const std::string& note : generation_notes(config, values)) console.progress().print(note);
-  return sampling;
-}
-
 void run_generate(const Arguments& arguments, Console& console) {
   MemorySampler memory;
   const ModelLoader loader(arguments);
   NamedModel named(arguments.positional(0), arguments.flag("verify"), "", console);
   const Checkpoint& checkpoint = named.described();
   require_listed_files(named.directory());
-  const SamplingOptions sampling = sampling_options(arguments, checkpoint.generation(), console);
+  const ChosenSampling chosen =
+      choose_sampling(given_sampling(arguments, /*has_top_k=*/true), checkpoint.generation(),
+                      /*otherwise=*/{.seed = static_cast<uint64_t>(arguments.integer("seed"))});
+  const SamplingOptions& sampling = chosen.sampling;
+  for (const std::string& note : chosen.notes) console.progress().print(note);
   const Sampler possible(sampling);  // throws for options that it cannot draw with
   const Tokenizer tokenizer = Tokenizer::open(checkpoint.directory());
   const std::string& prompt = arguments.text("prompt");
@@ -162,6 +145,8 @@ void run_generate(const Arguments& arguments, Console& console) {
                                    {"temperature", sampling.temperature},
                                    {"top_k", sampling.top_k},
                                    {"top_p", sampling.top_p},
+                                   {"min_p", sampling.min_p},
+                                   {"repetition_penalty", sampling.repetition_penalty},
                                    {"stopped_by", generation.reached_end ? "end" : "max-tokens"},
                                    {"prompt_tokens", generation.prompt_tokens},
                                    {"tokens", generation.ids.size()},
@@ -295,40 +280,31 @@ void run_bench(const Arguments& arguments, Console& console) {
 Command generate_command() {
   const GenerationOptions defaults;
   const SamplingOptions& sampling = defaults.sampling;
-  const auto by_default = [](const std::string& value) {
-    return " (default: that of a generation_config.json with do_sample, otherwise " + value + ")";
-  };
   OptionSpec prompt = required_text("prompt", "TEXT", "the text to continue");
   prompt.is_path = false;
   prompt.may_be_empty = true;  // a model with a beginning token of its own can start from that
+  std::vector<OptionSpec> options = {
+      prompt,
+      {.name = "chat",
+       .help = "the text is a user's turn: write it as the model's chat template does, and print the answer alone"},
+      words("system", "TEXT", "the system's message, before the user's turn of --chat"),
+      count("max-tokens", std::to_string(defaults.max_tokens), "stop after N new tokens", 1)};
+  options = joined(std::move(options), sampling_options(sampling, /*has_top_k=*/true));
+  options =
+      joined(std::move(options),
+             {count("seed", std::to_string(sampling.seed), "seed of the draws; the same seed gives the same text", 0),
+              {.name = "verify",
+               .help = "first check that the files match pare.json (eval does so unless it has --no-verify)"},
+              device_option(),
+              kv_bits_option(),
+              attention_bits_option()});
+  options = joined(std::move(options), compute_options());
   return {
       .name = "generate",
       .summary =
           "Print a prompt and the model's continuation, greedy unless options or generation_config.json say otherwise.",
       .positionals = {kModel},
-      .options = joined(
-          {prompt,
-           {.name = "chat",
-            .help =
-                "the text is a user's turn: write it as the model's chat template does, and print the answer alone"},
-           words("system", "TEXT", "the system's message, before the user's turn of --chat"),
-           count("max-tokens", std::to_string(defaults.max_tokens), "stop after N new tokens", 1),
-           number("temperature", "",
-                  "divide the logits by X before drawing; 0 always takes the most probable token" +
-                      by_default(format_number(sampling.temperature, 0))),
-           count("top-k", "",
-                 "draw from the N most probable tokens; 0 draws from all" + by_default(std::to_string(sampling.top_k)),
-                 0),
-           share("top-p", "",
-                 "draw from the fewest tokens whose probabilities sum to at least X, in (0, 1]" +
-                     by_default(format_number(sampling.top_p, 0))),
-           count("seed", std::to_string(sampling.seed), "seed of the draws; the same seed gives the same text", 0),
-           {.name = "verify",
-            .help = "first check that the files match pare.json (eval does so unless it has --no-verify)"},
-           device_option(),
-           kv_bits_option(),
-           attention_bits_option()},
-          compute_options()),
+      .options = std::move(options),
       .run = run_generate};
 }
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -23,13 +24,15 @@ bool comes_before(const Candidate& a, const Candidate& b) {
 }
 
 // Defines the token that a draw gives: weights are summed in double, from the first candidate on.
-int32_t draw_sorted(std::span<const Candidate> candidates, double top_p, double uniform) {
+int32_t draw_sorted(std::span<const Candidate> candidates, double top_p, double min_p, double uniform) {
   double total = 0.0;
   for (const Candidate& candidate : candidates) total += candidate.weight;
   size_t num_kept = candidates.size();
-  if (top_p < 1.0) {
+  if (top_p < 1.0 || min_p > 0.0) {
+    const double enough = top_p < 1.0 ? top_p * total : std::numeric_limits<double>::infinity();
     double kept = 0.0;
-    for (num_kept = 0; num_kept < candidates.size() && kept < top_p * total; ++num_kept) {
+    for (num_kept = 0; num_kept < candidates.size() && kept < enough; ++num_kept) {
+      if (candidates[num_kept].weight < min_p) break;
       kept += candidates[num_kept].weight;
     }
     total = kept;
@@ -66,14 +69,16 @@ class UnsortedDraw {
     margin_ = 8.0 * 0x1p-53 * static_cast<double>(candidates.size()) * total_;
   }
 
-  std::optional<int32_t> draw(double top_p, double uniform) const {
+  std::optional<int32_t> draw(double top_p, double min_p, double uniform) const {
     double kept = total_;
     if (top_p < 1.0) {
       const std::optional<Passing> last = find_passing(top_p * total_);
       if (!last) return std::nullopt;
       kept = last->sum;
     }
-    // A candidate that passes a value below `kept` by more than the margin is among those that top_p keeps.
+    // Both cuts keep the first candidates, so the stronger one decides.
+    if (min_p > 0.0) kept = std::min(kept, sum_from(min_p));
+    // A candidate that passes a value below `kept` by more than the margin is among those that the cuts keep.
     const std::optional<Passing> drawn = find_passing(uniform * kept);
     return drawn ? std::optional(drawn->id) : std::nullopt;
   }
@@ -95,6 +100,13 @@ class UnsortedDraw {
   size_t range_of(const Candidate& candidate) const {
     const double range = (static_cast<double>(largest_) - candidate.logit) * ranges_per_logit_;
     return static_cast<size_t>(std::min(range, static_cast<double>(kNumRanges - 1)));
+  }
+
+  // Returns the sum of the weights that are at least `least`.
+  double sum_from(double least) const {
+    double sum = 0.0;
+    for (const Candidate& candidate : candidates_) sum += candidate.weight >= least ? candidate.weight : 0.0;
+    return sum;
   }
 
   // Returns the first candidate with which the running sum passes `value`, or none if that is too close to tell.
@@ -147,6 +159,13 @@ Sampler::Sampler(const SamplingOptions& options) : options_(options), random_(op
   if (!(options.top_p > 0.0 && options.top_p <= 1.0)) {
     throw std::invalid_argument("top-p " + std::to_string(options.top_p) + ": expected a number in (0, 1]");
   }
+  if (!(options.min_p >= 0.0 && options.min_p <= 1.0)) {
+    throw std::invalid_argument("min-p " + std::to_string(options.min_p) + ": expected a number in [0, 1]");
+  }
+  if (!(options.repetition_penalty > 0.0 && std::isfinite(options.repetition_penalty))) {
+    throw std::invalid_argument("repetition penalty " + std::to_string(options.repetition_penalty) +
+                                ": expected a number above 0");
+  }
 }
 
 int32_t Sampler::sample(std::span<const float> logits_V) {
@@ -168,10 +187,10 @@ int32_t Sampler::sample(std::span<const float> logits_V) {
   if (candidates_.size() >= UnsortedDraw::kLeast) {
     const float smallest = *std::min_element(logits_V.begin(), logits_V.end());
     const UnsortedDraw draw(candidates_, smallest, *largest, options_.temperature);
-    if (const std::optional<int32_t> id = draw.draw(options_.top_p, uniform)) return *id;
+    if (const std::optional<int32_t> id = draw.draw(options_.top_p, options_.min_p, uniform)) return *id;
   }
   std::sort(candidates_.begin(), candidates_.end(), comes_before);
-  return draw_sorted(candidates_, options_.top_p, uniform);
+  return draw_sorted(candidates_, options_.top_p, options_.min_p, uniform);
 }
 
 void check_length(const ModelDescription& model, int64_t prompt_tokens, int64_t max_tokens) {
@@ -186,19 +205,45 @@ void check_length(const ModelDescription& model, int64_t prompt_tokens, int64_t 
       (most > 0 ? " or ask for at most " + std::to_string(most) + " new tokens" : std::string()));
 }
 
-Continuation::Continuation(const ModelDescription& model, int64_t prompt_tokens, const GenerationOptions& options)
+Continuation::Continuation(const ModelDescription& model, std::span<const int32_t> prompt,
+                           const GenerationOptions& options)
     : sampler_(options.sampling),
       max_tokens_(options.max_tokens),
       num_drawn_from_(static_cast<size_t>(options.vocabulary_size > 0
                                               ? std::min(options.vocabulary_size, model.vocabulary_size)
                                               : model.vocabulary_size)),
+      repetition_penalty_(static_cast<float>(options.sampling.repetition_penalty)),
       ends_(model.stop_tokens) {
-  generation.prompt_tokens = prompt_tokens;
+  generation.prompt_tokens = static_cast<int64_t>(prompt.size());
   ends_.insert(ends_.end(), options.end_tokens.begin(), options.end_tokens.end());
+  if (repetition_penalty_ == 1.0f) return;
+  is_seen_V_.resize(num_drawn_from_);
+  for (const int32_t id : prompt) note_seen(id);
+}
+
+void Continuation::note_seen(int32_t id) {
+  const auto place = static_cast<size_t>(id);
+  if (place >= is_seen_V_.size() || is_seen_V_[place] != 0) return;
+  is_seen_V_[place] = 1;
+  seen_.push_back(id);
+}
+
+std::span<const float> Continuation::penalize(std::span<const float> logits_V) {
+  penalized_V_.assign(logits_V.begin(), logits_V.end());
+  for (const int32_t id : seen_) {
+    float& logit = penalized_V_[static_cast<size_t>(id)];
+    logit = logit < 0.0f ? logit * repetition_penalty_ : logit / repetition_penalty_;
+    // The sampler wants finite logits, and a penalty may be as far from 1 as anyone likes.
+    logit = std::clamp(logit, std::numeric_limits<float>::lowest(), std::numeric_limits<float>::max());
+  }
+  return penalized_V_;
 }
 
 bool Continuation::draw(std::span<const float> logits_V) {
-  const int32_t id = sampler_.sample(logits_V.first(num_drawn_from_));
+  const std::span<const float> drawn_from = logits_V.first(num_drawn_from_);
+  const bool is_penalized = repetition_penalty_ != 1.0f;
+  const int32_t id = sampler_.sample(is_penalized ? penalize(drawn_from) : drawn_from);
+  if (is_penalized) note_seen(id);
   generation.reached_end = std::find(ends_.begin(), ends_.end(), id) != ends_.end();
   if (generation.reached_end) {
     generation.end_token = id;
@@ -212,7 +257,7 @@ Generation generate(Transformer& model, std::span<const int32_t> prompt, const G
                     const std::function<void(int32_t)>& on_token) {
   const auto num_prompt = static_cast<int64_t>(prompt.size());
   check_length(model.description(), num_prompt, options.max_tokens);
-  Continuation text(model.description(), num_prompt, options);
+  Continuation text(model.description(), prompt, options);
   Generation& result = text.generation;
   const std::unique_ptr<Transformer::Session> session = model.start(num_prompt + options.max_tokens - 1);
   const Clock::time_point start = Clock::now();

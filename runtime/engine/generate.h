@@ -26,19 +26,24 @@ struct SamplingOptions {
   double temperature = 0.0;  // logits are divided by it; 0: always the largest (the lowest id among equals)
   int64_t top_k = 0;         // only the k largest logits; 0: all
   double top_p = 1.0;        // the fewest of these whose probabilities sum to at least p
+  double min_p = 0.0;        // of these, the tokens at least p times as probable as the most probable one; 0: all
+  // Divides the logits of tokens that the prompt or the text already has where they are above 0, and multiplies those
+  // below. Source: Keskar et al., "CTRL" (arXiv 1909.05858), section 4.1, with the sign that transformers added. The
+  // division is in float32, and greedy choices are made of the result. 1: none.
+  double repetition_penalty = 1.0;
   uint64_t seed = 0;
 };
 
 class Sampler {
  public:
-  // Throws std::invalid_argument for a temperature that is negative or not finite, a negative top_k, and a top_p
-  // outside (0, 1].
+  // Throws std::invalid_argument for a temperature that is negative or not finite, a negative top_k, a top_p outside
+  // (0, 1], a min_p outside [0, 1], and a repetition_penalty that is not above 0 or not finite.
   explicit Sampler(const SamplingOptions& options);
 
-  // Draws a token from logits [V], all finite, with one random number. The cuts are made in the order temperature,
-  // top_k, top_p (as in transformers). Sums in double over the candidates, in order of falling logits (of rising ids
-  // among equals), define which token a random number draws. If there are many candidates, the token is found without
-  // sorting all.
+  // Draws a token from logits [V], all finite and penalized already, with one random number. The cuts are made in the
+  // order temperature, top_k, top_p, min_p (as in transformers). Sums in double over the candidates, in order of
+  // falling logits (of rising ids among equals), define which token a random number draws. If there are many
+  // candidates, the token is found without sorting all.
   int32_t sample(std::span<const float> logits_V);
 
   struct Candidate {
@@ -79,7 +84,7 @@ struct Generation {
 class Continuation {
  public:
   // Throws what Sampler throws.
-  Continuation(const ModelDescription& model, int64_t prompt_tokens, const GenerationOptions& options);
+  Continuation(const ModelDescription& model, std::span<const int32_t> prompt, const GenerationOptions& options);
   // Draws the next token from the logits [V] of the one before. Returns whether the text goes on; the caller then feeds
   // the last of `ids`.
   bool draw(std::span<const float> logits_V);
@@ -87,10 +92,18 @@ class Continuation {
   Generation generation;
 
  private:
+  std::span<const float> penalize(std::span<const float> logits_V);
+  void note_seen(int32_t id);
+
   Sampler sampler_;
   int64_t max_tokens_;
   size_t num_drawn_from_;
+  float repetition_penalty_;
   std::vector<int32_t> ends_;
+  // With a penalty: the ids below num_drawn_from_ that the prompt or the text has, each once.
+  std::vector<int32_t> seen_;
+  std::vector<uint8_t> is_seen_V_;
+  std::vector<float> penalized_V_;
 };
 
 // Throws std::invalid_argument for an empty prompt, for max_tokens below 1, and if the two together exceed the model's

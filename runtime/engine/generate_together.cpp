@@ -20,7 +20,7 @@ class GrowingTexts {
     for (const GenerationRequest& request : requests) {
       const auto num_prompt = static_cast<int64_t>(request.prompt.size());
       check_length(description_, num_prompt, request.options.max_tokens);
-      const Continuation possible(description_, num_prompt, request.options);
+      const Continuation possible(description_, request.prompt, request.options);
       max_tokens = std::max(max_tokens, num_prompt + request.options.max_tokens - 1);  // the last token is never fed
     }
     const auto num_requests = static_cast<int64_t>(requests.size());
@@ -47,7 +47,7 @@ class GrowingTexts {
     while (!texts_[lane] && next_ < requests_.size()) {
       throw_if_interrupted();
       const GenerationRequest& request = requests_[next_];
-      Text text{next_++, {description_, static_cast<int64_t>(request.prompt.size()), request.options}};
+      Text text{next_++, {description_, request.prompt, request.options}};
       const bool goes_on = text.continuation.draw(lanes_->begin(static_cast<int64_t>(lane), request.prompt));
       texts_[lane] = std::move(text);
       if (!goes_on) finish(lane);

@@ -22,8 +22,7 @@ struct OtherOption {
   double nothing;
   bool draws;  // counts only where tokens are drawn
 };
-constexpr std::array kOtherOptions = {OtherOption{"repetition_penalty", 1.0, false},
-                                      OtherOption{"encoder_repetition_penalty", 1.0, false},
+constexpr std::array kOtherOptions = {OtherOption{"encoder_repetition_penalty", 1.0, false},
                                       OtherOption{"no_repeat_ngram_size", 0.0, false},
                                       OtherOption{"min_length", 0.0, false},
                                       OtherOption{"min_new_tokens", 0.0, false},
@@ -38,7 +37,6 @@ constexpr std::array kOtherOptions = {OtherOption{"repetition_penalty", 1.0, fal
                                       OtherOption{"forced_eos_token_id", -1.0, false},
                                       OtherOption{"exponential_decay_length_penalty", 0.0, false},
                                       OtherOption{"stop_strings", 0.0, false},
-                                      OtherOption{"min_p", 0.0, true},
                                       OtherOption{"top_h", 0.0, true},
                                       OtherOption{"typical_p", 1.0, true},
                                       OtherOption{"epsilon_cutoff", 0.0, true},
@@ -70,9 +68,10 @@ bool asks_for_something(const Json& value, const OtherOption& option) {
   return !value.empty();
 }
 
-// transformers takes whatever stands here where no tokens are drawn.
+// transformers takes whatever stands here where no tokens are drawn, but for the penalty.
 void read_sampling(const ConfigSection& file, GenerationConfig& config) {
-  constexpr double kMostTemperature = 1e6;
+  constexpr double kMostTemperature = 1e6, kMostPenalty = 1e6;
+  config.repetition_penalty = file.number_or("repetition_penalty", config.repetition_penalty, 0.0, kMostPenalty);
   config.samples = file.boolean_or("do_sample", false);
   if (!config.samples) return;
   const Json* temperature = file.find("temperature");
@@ -82,6 +81,9 @@ void read_sampling(const ConfigSection& file, GenerationConfig& config) {
   config.temperature = file.number_or("temperature", config.temperature, 0.0, kMostTemperature);
   config.top_k = file.integer_or("top_k", config.top_k, 0, kMaxVocabulary);
   config.top_p = file.number_or("top_p", config.top_p, 0.0, 1.0);
+  const Json* min_p = file.find("min_p");
+  const bool cuts = min_p != nullptr && !(min_p->is_number() && min_p->get<double>() == 0.0);
+  if (cuts) config.min_p = file.number("min_p", 0.0, 1.0);
 }
 
 }  // namespace
@@ -104,24 +106,6 @@ GenerationConfig read_generation_config(const std::filesystem::path& directory) 
     config.not_applied.push_back(option.key + (value->is_number() ? " " + value_text(*value) : std::string()));
   }
   return config;
-}
-
-std::vector<std::string> generation_notes(const GenerationConfig& config, const std::vector<std::string>& values) {
-  const auto list = [](const std::vector<std::string>& items) {
-    std::string text;
-    for (const std::string& item : items) text += (text.empty() ? "" : ", ") + item;
-    return text;
-  };
-  const std::string name = kGenerationConfigName;
-  std::vector<std::string> notes;
-  if (!values.empty()) {
-    notes.push_back("tokens are drawn as " + name + " says: " + list(values) +
-                    " (--temperature 0 takes the most probable ones)");
-  }
-  if (!config.not_applied.empty()) {
-    notes.push_back(name + " asks for what pare does not apply: " + list(config.not_applied));
-  }
-  return notes;
 }
 
 }  // namespace pare::runtime

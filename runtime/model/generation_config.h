@@ -14,13 +14,16 @@ inline constexpr const char* kGenerationConfigName = "generation_config.json";
 struct GenerationConfig {
   // The tokens that end a text (eos_token_id), in place of config.json's. Empty if the file names none.
   std::vector<int32_t> eos_tokens;
-  // True if tokens are drawn (do_sample) at a temperature above 0. The values below count only then.
+  // True if tokens are drawn (do_sample) at a temperature above 0. The next four values count only then.
   bool samples = false;
   // The defaults are those that transformers takes where the file does not say.
   double temperature = 1.0;
   int64_t top_k = 50;  // 0: all
   double top_p = 1.0;
-  // The file asks for these and pare does not do them, as "repetition_penalty 1.1". What concerns drawing alone stands
+  double min_p = 0.0;
+  // This one counts where the most probable token is taken, too.
+  double repetition_penalty = 1.0;
+  // The file asks for these and pare does not do them, as "no_repeat_ngram_size 3". What concerns drawing alone stands
   // here only where tokens are drawn.
   std::vector<std::string> not_applied;
   // This says what is wrong with a value that counts where tokens are drawn; empty: nothing. Nobody else needs it, so
@@ -32,9 +35,5 @@ struct GenerationConfig {
 // with the file, the key, what was expected and what was found, and std::runtime_error if it cannot be read, but for
 // what `complaint` says.
 GenerationConfig read_generation_config(const std::filesystem::path& directory);
-
-// Returns lines that say what the file decides where tokens are drawn: the values named, as "temperature 0.6", and what
-// it asks for in vain. An empty list of either has no line.
-std::vector<std::string> generation_notes(const GenerationConfig& config, const std::vector<std::string>& values);
 
 }  // namespace pare::runtime

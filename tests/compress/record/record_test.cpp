@@ -704,6 +704,30 @@ TEST_F(Record, ADryRunOfManySamplesIsSoonDone) {
   }
 }
 
+// A penalty and min_p are recorded as what they are, and give the texts of pare generate.
+TEST_F(Record, PenalizesAndCutsWhatItDraws) {
+  const LogitStore plain = recorded("plain.h5", continuations({"--temperature", "0"}));
+  const LogitStore store =
+      recorded("out.h5", continuations({"--temperature", "0", "--repetition-penalty", "8", "--min-p", "0.25"}));
+  const Json source = Json::parse(store.origin().source);
+  EXPECT_EQ(source.at("repetition_penalty"), 8.0);
+  EXPECT_EQ(source.at("min_p"), 0.25);
+  EXPECT_FALSE(Json::parse(plain.origin().source).contains("min_p"));
+  EXPECT_FALSE(Json::parse(plain.origin().source).contains("repetition_penalty"));
+  const std::string prompt = read_prompts(prompts_, {}).texts[0];
+  const size_t num_prompt = Tokenizer::open(kModel).encode(prompt, true).size();
+  const Outcome generated =
+      run_pare({"generate", kModel, "--prompt", prompt, "--max-tokens", "20", "--repetition-penalty", "8", "--json"});
+  ASSERT_EQ(generated.status, 0) << generated.err;
+  const std::vector<int32_t> ids = store.sequence(0).ids;
+  const auto expected = Json::parse(generated.out).at("ids").get<std::vector<int32_t>>();
+  ASSERT_GE(ids.size(), num_prompt + expected.size());
+  EXPECT_TRUE(std::equal(expected.begin(), expected.end(), ids.begin() + static_cast<int64_t>(num_prompt)));
+  EXPECT_NE(plain.sequence(0).ids, ids);
+  // At the probability of the first token nothing but it is left.
+  EXPECT_EQ(recorded("one.h5", continuations({"--min-p", "1"})).sequence(0).ids, plain.sequence(0).ids);
+}
+
 TEST_F(Record, PromptsBeyondTheContextAreLeftOutAndCounted) {
   std::string long_prompt;
   for (int i = 0; i < 600; ++i) long_prompt += " cat";

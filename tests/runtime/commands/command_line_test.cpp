@@ -196,6 +196,8 @@ TEST_F(PareRuntime, ImpossibleSamplingExitsWith2) {
       {"temperature", {"-1", "nan", "inf", "1e999", "warm"}},
       {"top-k", {"-1", "0.5", "99999999999999999999"}},
       {"top-p", {"0", "-0.5", "1.01", "nan", "inf"}},
+      {"min-p", {"-0.5", "1.01", "nan"}},
+      {"repetition-penalty", {"0", "-1", "nan", "inf"}},
       {"max-tokens", {"0", "-3", "99999999999999999999"}},
       {"seed", {"-1", "99999999999999999999"}}};
   for (const auto& [option, values] : wrong) {
@@ -389,6 +391,10 @@ TEST_F(PareRuntime, GenerateIsGreedyAndSeeded) {
   const nlohmann::json drawn = run_json(words + " --temperature 1 --seed 4");
   EXPECT_EQ(run_json(words + " --temperature 1 --seed 4")["ids"], drawn["ids"]);
   EXPECT_NE(run_json(words + " --temperature 1 --seed 5")["ids"], drawn["ids"]);
+  EXPECT_EQ(run_json(words + " --temperature 1 --min-p 1 --seed 4")["ids"], greedy["ids"]);
+  const nlohmann::json penalized = run_json(words + " --repetition-penalty 1e9");
+  EXPECT_NE(penalized["ids"], greedy["ids"]);
+  EXPECT_EQ(penalized["repetition_penalty"], 1e9);
   EXPECT_EQ(run(words + " --quiet").out, "Hello you" + greedy["text"].get<std::string>() + "\n");
 }
 

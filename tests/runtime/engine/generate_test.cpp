@@ -3,12 +3,18 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
+#include <set>
 #include <string_view>
 
+#include "runtime/engine/generate_together.h"
+#include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/tokenizer/tokenizer.h"
 #include "tests/expect_error.h"
@@ -95,7 +101,8 @@ TEST_P(SamplerDistribution, IsTheSoftmaxOfWhatIsKept) {
 }
 
 // At temperature 1 the probabilities of tokens 1, 4, 3, 0, 2 are 0.37, 0.37, 0.136, 0.083, 0.018. Of the first three,
-// 0.395 + 0.395 = 0.79. Token 5 has e^-32.
+// 0.395 + 0.395 = 0.79. Token 5 has e^-32. Beside the first, 3, 0 and 2 have 0.368, 0.223 and 0.050, at temperature 3
+// 0.717, 0.607 and 0.368.
 INSTANTIATE_TEST_SUITE_P(
     Cuts, SamplerDistribution,
     testing::Values(Draws{"Plain", {.temperature = 1.0, .seed = 1}, {0, 1, 2, 3, 4, 5}},
@@ -104,7 +111,12 @@ INSTANTIATE_TEST_SUITE_P(
                     Draws{"TopKOfEquals", {.temperature = 1.0, .top_k = 1, .seed = 3}, {1}},
                     Draws{"TopP", {.temperature = 1.0, .top_p = 0.80, .seed = 4}, {1, 3, 4}},
                     Draws{"TopPBarelyTwo", {.temperature = 1.0, .top_p = 0.70, .seed = 5}, {1, 4}},
-                    Draws{"TopKThenTopP", {.temperature = 1.0, .top_k = 3, .top_p = 0.79, .seed = 6}, {1, 4}}),
+                    Draws{"TopKThenTopP", {.temperature = 1.0, .top_k = 3, .top_p = 0.79, .seed = 6}, {1, 4}},
+                    Draws{"MinP", {.temperature = 1.0, .min_p = 0.22, .seed = 7}, {0, 1, 3, 4}},
+                    Draws{"MinPOfHot", {.temperature = 3.0, .min_p = 0.65, .seed = 8}, {1, 3, 4}},
+                    Draws{"MinPOne", {.temperature = 1.0, .min_p = 1.0, .seed = 9}, {1, 4}},
+                    // Of the first four, 0.96 of all; min_p then cuts token 0.
+                    Draws{"TopPThenMinP", {.temperature = 1.0, .top_p = 0.95, .min_p = 0.3, .seed = 10}, {1, 3, 4}}),
     [](const auto& test) { return test.param.name; });
 
 // The sampler in its plainest form, which sorts all candidates. It defines what a seed draws.
@@ -129,6 +141,10 @@ class SortingSampler {
         kept += weights[num_kept];
       }
       total = kept;
+    }
+    if (options_.min_p > 0.0) {
+      while (num_kept > 1 && weights[num_kept - 1] < options_.min_p * weights[0]) --num_kept;
+      total = std::accumulate(weights.begin(), weights.begin() + static_cast<std::ptrdiff_t>(num_kept), 0.0);
     }
     double left = random_.uniform() * total;
     for (size_t i = 0; i < num_kept; ++i) {
@@ -174,15 +190,16 @@ TEST(Sampler, DrawsWhatSortingAllCandidatesDraws) {
       for (const double temperature : {1.0, 0.02, 1000.0}) {
         for (const int64_t top_k : {0, 40, 5000}) {
           for (const double top_p : {1.0, 0.9, 0.5, 0.25, 1e-9, 1.0 - 1e-12}) {
+            const double min_p = std::array{0.0, 0.0, 1e-4, 0.3, 1.0}[random() % 5];
             const SamplingOptions options = {
-                .temperature = temperature, .top_k = top_k, .top_p = top_p, .seed = random()};
+                .temperature = temperature, .top_k = top_k, .top_p = top_p, .min_p = min_p, .seed = random()};
             Sampler sampler(options);
             SortingSampler expected(options);
             const int num_draws = num < 5000 ? 5 : 2;
             for (int draw = 0; draw < num_draws; ++draw) {
               ASSERT_EQ(sampler.sample(logits), expected.sample(logits))
                   << num << " logits of kind " << kind << ", temperature " << temperature << ", top-k " << top_k
-                  << ", top-p " << top_p << ", draw " << draw;
+                  << ", top-p " << top_p << ", min-p " << min_p << ", draw " << draw;
             }
           }
         }
@@ -197,6 +214,11 @@ TEST(Sampler, RefusesImpossibleOptions) {
   expect_error<std::invalid_argument>([] { Sampler({.top_k = -2}); }, {"top-k", "-2"});
   expect_error<std::invalid_argument>([] { Sampler({.top_p = 0.0}); }, {"top-p", "(0, 1]"});
   expect_error<std::invalid_argument>([] { Sampler({.top_p = 1.5}); }, {"top-p"});
+  expect_error<std::invalid_argument>([] { Sampler({.min_p = 1.5}); }, {"min-p", "[0, 1]"});
+  expect_error<std::invalid_argument>([] { Sampler({.min_p = NAN}); }, {"min-p"});
+  for (const double penalty : {0.0, -1.0, static_cast<double>(INFINITY), static_cast<double>(NAN)}) {
+    expect_error<std::invalid_argument>([&] { Sampler({.repetition_penalty = penalty}); }, {"repetition penalty"});
+  }
 }
 
 class Generate : public testing::Test {
@@ -224,6 +246,49 @@ TEST_F(Generate, GreedyIsTheArgMaxOfARecomputedPrefill) {
   EXPECT_EQ(generation.ids.size(), 20u);
   EXPECT_EQ(generation.decoded_tokens, 19);
   EXPECT_FALSE(generation.reached_end);
+}
+
+// A penalty for what the prompt and the text have, as its definition says.
+TEST_F(Generate, PenalizesWhatCameBefore) {
+  const auto vocabulary_size = static_cast<size_t>(model_.description().vocabulary_size);
+  for (const double penalty : {1.7, 0.6, 1e9}) {
+    const GenerationOptions options = {.max_tokens = 20, .sampling = {.repetition_penalty = penalty}};
+    std::vector<int32_t> ids = prompt_;
+    for (const int32_t id : generate(model_, prompt_, options).ids) {
+      std::vector<float> logits = prefill_logits(model_, ids, 1);
+      logits.erase(logits.begin(), logits.end() - static_cast<std::ptrdiff_t>(vocabulary_size));
+      for (size_t seen = 0; seen < vocabulary_size; ++seen) {
+        if (std::find(ids.begin(), ids.end(), static_cast<int32_t>(seen)) == ids.end()) continue;
+        const auto factor = static_cast<float>(penalty);
+        logits[seen] = logits[seen] < 0.0f ? logits[seen] * factor : logits[seen] / factor;
+      }
+      EXPECT_EQ(id, std::max_element(logits.begin(), logits.end()) - logits.begin());
+      ids.push_back(id);
+    }
+  }
+  // A penalty without bound leaves nothing to repeat, and one near 0 nothing else.
+  std::vector<int32_t> all =
+      generate(model_, prompt_, {.max_tokens = 60, .sampling = {.repetition_penalty = 1e38}}).ids;
+  all.insert(all.end(), prompt_.begin(), prompt_.end());
+  std::sort(all.begin(), all.end());
+  EXPECT_EQ(std::adjacent_find(all.begin(), all.end()), all.end());
+  for (const int32_t id :
+       generate(model_, prompt_, {.max_tokens = 20, .sampling = {.repetition_penalty = 1e-38}}).ids) {
+    EXPECT_NE(std::find(prompt_.begin(), prompt_.end(), id), prompt_.end());
+  }
+}
+
+// Texts that grow together are penalized each for its own tokens.
+TEST_F(Generate, TogetherPenalizesEachTextAlone) {
+  const std::vector<std::vector<int32_t>> prompts = {prompt_, {8, 8, 60}, {1}};
+  std::vector<GenerationRequest> requests;
+  for (const std::vector<int32_t>& prompt : prompts) {
+    requests.push_back({.prompt = prompt, .options = {.max_tokens = 15, .sampling = {.repetition_penalty = 1.5}}});
+  }
+  const std::vector<Generation> together = generate_together(model_, requests, 2);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_EQ(together[i].ids, generate(model_, requests[i].prompt, requests[i].options).ids);
+  }
 }
 
 TEST_F(Generate, TokensAreHeardAsTheyCome) {
@@ -280,6 +345,63 @@ TEST_F(Generate, StopsWhenInterrupted) {
                         }),
                Interrupted);
   EXPECT_EQ(num_heard, 3);
+}
+
+// transformers with the same penalty writes the same text, and its cuts leave the tokens that ours leave.
+TEST(GenerateReal, PenaltyAndCutsAreThoseOfTransformers) {
+  const char* python = std::getenv("PARE_PYTHON");
+  ASSERT_NE(python, nullptr) << "PARE_PYTHON must name a Python with transformers (make test sets it up)";
+  const std::string directory = std::string(kSourceFolder) + "/calibration_data/stories260k";
+  const TemporaryFolder folder;
+  write_file_atomically(folder.path() / "script.py", R"(
+import json, sys
+import torch
+import transformers as t
+directory, prompt, out = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
+model = t.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+ids = torch.tensor([prompt])
+found = {}
+for penalty in (1.0, 1.2, 1.8):
+    text = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=60,
+                          repetition_penalty=penalty, pad_token_id=0)
+    found[f"{penalty}"] = text[0, len(prompt):].tolist()
+logits = model(ids).logits[0, -1:].detach()
+found["logits"] = logits[0].tolist()
+found["kept"] = []
+for temperature, k, p, m in ((1.0, 0, 1.0, 0.05), (1.5, 50, 0.9, 0.1), (0.7, 0, 0.95, 0.02), (2.0, 0, 0.99, 0.3)):
+    scores = logits / temperature
+    if k: scores = t.TopKLogitsWarper(k)(ids, scores)
+    if p < 1: scores = t.TopPLogitsWarper(p)(ids, scores)
+    scores = t.MinPLogitsWarper(m)(ids, scores)
+    kept = torch.isfinite(scores[0]).nonzero()[:, 0].tolist()
+    found["kept"].append({"temperature": temperature, "top_k": k, "top_p": p, "min_p": m, "ids": kept})
+json.dump(found, open(out, "w"))
+)");
+  const Tokenizer tokenizer = Tokenizer::open(directory);
+  const std::vector<int32_t> prompt = tokenizer.encode("One day, a cat", true);
+  const std::string command = "'" + std::string(python) + "' '" + (folder.path() / "script.py").string() + "' '" +
+                              directory + "' '" + nlohmann::json(prompt).dump() + "' '" +
+                              (folder.path() / "found.json").string() + "'";
+  ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  const nlohmann::json found = nlohmann::json::parse(read_text_file(folder.path() / "found.json"));
+
+  const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 1);
+  Transformer model = Transformer::load(Checkpoint::open(directory), *backend);
+  for (const char* penalty : {"1.0", "1.2", "1.8"}) {
+    const GenerationOptions options = {.max_tokens = 60, .sampling = {.repetition_penalty = std::stod(penalty)}};
+    EXPECT_EQ(generate(model, prompt, options).ids, found.at(penalty).get<std::vector<int32_t>>()) << penalty;
+  }
+  EXPECT_NE(found.at("1.0"), found.at("1.2"));
+
+  const auto logits = found.at("logits").get<std::vector<float>>();
+  for (const nlohmann::json& cut : found.at("kept")) {
+    Sampler sampler(
+        {.temperature = cut["temperature"], .top_k = cut["top_k"], .top_p = cut["top_p"], .min_p = cut["min_p"]});
+    // The least probable of what is kept is drawn once in fewer than 2,000 draws, so one is missed with e^-50.
+    std::set<int32_t> drawn;
+    for (int i = 0; i < 100000; ++i) drawn.insert(sampler.sample(logits));
+    EXPECT_EQ(std::vector<int32_t>(drawn.begin(), drawn.end()), cut["ids"].get<std::vector<int32_t>>()) << cut;
+  }
 }
 
 // The text that llama2.c's run.c gives at temperature 0, as published beside its checkpoint (karpathy/tinyllamas,

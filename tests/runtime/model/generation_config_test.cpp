@@ -49,21 +49,32 @@ TEST(GenerationConfig, DrawsAsTheFileSaysOnlyWithDoSample) {
   EXPECT_EQ(none.temperature, 1.0);
   EXPECT_EQ(none.top_k, 50);
   EXPECT_EQ(none.top_p, 1.0);
+  EXPECT_EQ(none.min_p, 0.0);
+  EXPECT_EQ(read(R"({"do_sample": true, "min_p": 0.1})").min_p, 0.1);
+  EXPECT_EQ(read(R"({"do_sample": true, "min_p": 0})").min_p, 0.0);
+  EXPECT_EQ(read(R"({"min_p": 0.1})").min_p, 0.0);
+}
+
+// The penalty counts without do_sample, too.
+TEST(GenerationConfig, ThePenaltyCountsWhereNothingIsDrawn) {
+  EXPECT_EQ(read("{}").repetition_penalty, 1.0);
+  EXPECT_EQ(read(R"({"repetition_penalty": 1.1})").repetition_penalty, 1.1);
+  EXPECT_EQ(read(R"({"do_sample": true, "temperature": 0, "repetition_penalty": 1.1})").repetition_penalty, 1.1);
+  for (const std::string value : {"0", "-1", "\"much\""}) {
+    const std::string complaint = read(R"({"repetition_penalty": )" + value + "}").complaint;
+    EXPECT_NE(complaint.find("repetition_penalty"), std::string::npos) << complaint;
+  }
 }
 
 TEST(GenerationConfig, WhatIsNotAppliedIsNamed) {
   using Names = std::vector<std::string>;
-  EXPECT_EQ(read(R"({"repetition_penalty": 1.1, "num_beams": 4})").not_applied,
-            (Names{"repetition_penalty 1.1", "num_beams 4"}));
-  EXPECT_EQ(read(R"({"repetition_penalty": 1.0, "min_length": 0, "suppress_tokens": []})").not_applied, Names());
+  EXPECT_EQ(read(R"({"no_repeat_ngram_size": 3, "num_beams": 4})").not_applied,
+            (Names{"no_repeat_ngram_size 3", "num_beams 4"}));
+  EXPECT_EQ(read(R"({"no_repeat_ngram_size": 0, "min_length": 0, "suppress_tokens": []})").not_applied, Names());
   EXPECT_EQ(read(R"({"suppress_tokens": [1], "stop_strings": ["a"]})").not_applied,
             (Names{"suppress_tokens", "stop_strings"}));
-  EXPECT_EQ(read(R"({"min_p": 0.1})").not_applied, Names());  // nothing is drawn
-  EXPECT_EQ(read(R"({"do_sample": true, "min_p": 0.1})").not_applied, (Names{"min_p 0.1"}));
-  const auto notes = generation_notes(read(R"({"num_beams": 2})"), {"top-k 5"});
-  ASSERT_EQ(notes.size(), 2u);
-  EXPECT_NE(notes[0].find("generation_config.json says: top-k 5"), std::string::npos);
-  EXPECT_NE(notes[1].find("does not apply: num_beams 2"), std::string::npos);
+  EXPECT_EQ(read(R"({"typical_p": 0.9})").not_applied, Names());  // nothing is drawn
+  EXPECT_EQ(read(R"({"do_sample": true, "typical_p": 0.9})").not_applied, (Names{"typical_p 0.9"}));
 }
 
 TEST(GenerationConfig, DamagedFilesAreRefusedWithTheKey) {
@@ -78,8 +89,8 @@ TEST(GenerationConfig, DamagedFilesAreRefusedWithTheKey) {
 // transformers 5.17 loads models with all of these, and minds what concerns drawing only where tokens are drawn.
 TEST(GenerationConfig, ValuesOfDrawingAreMindedWhereTokensAreDrawn) {
   EXPECT_TRUE(read(R"({"eos_token_id": -1})").eos_tokens.empty());
-  for (const std::string value :
-       {R"("temperature": "hot")", R"("temperature": -1)", R"("top_k": -1)", R"("top_k": 1.5)", R"("top_p": 1.5)"}) {
+  for (const std::string value : {R"("temperature": "hot")", R"("temperature": -1)", R"("top_k": -1)",
+                                  R"("top_k": 1.5)", R"("top_p": 1.5)", R"("min_p": 1.5)"}) {
     EXPECT_EQ(read("{" + value + "}").complaint, "");
     const std::string complaint = read(R"({"do_sample": true, )" + value + "}").complaint;
     EXPECT_NE(complaint.find("generation_config.json"), std::string::npos) << complaint;
