@@ -158,6 +158,7 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const runtime::Mod
     }
   }
   judge_experts(plan, model, schemes, transformers.against, vllm.against);
+  if (!model.is_in_llama_cpp) converter.against.add("it does not know the family " + model.family);
   if (schemes.size() > 1) converter.against.add("more than one scheme: only one config group is read");
   if (!plan.tables.empty()) {
     const std::string reason =

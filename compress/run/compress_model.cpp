@@ -52,15 +52,15 @@ void print_row(const LayerRecord& record, runtime::Progress& progress) {
   const std::string code = runtime::code_name(record.scheme.code, record.scheme.bits);
   const std::string error = error_text(record);
   const std::string trained = record.reconstruction > 0.0 ? text("block x %.3f  ", record.reconstruction) : "";
-  std::string row =
-      text("%-40s %-8s %s %-8s %-25s damping %-6.4g %s%7.2f s", record.name.c_str(), record.method.c_str(),
-           code.c_str(), group.c_str(), error.c_str(), record.damping.value_or(0.0), trained.c_str(), record.seconds);
+  const std::string damping = record.damping ? text("damping %.4g", *record.damping) : "";
+  std::string row = text("%-40s %-8s %s %-8s %-25s %-14s %s%7.2f s", record.name.c_str(), record.method.c_str(),
+                         code.c_str(), group.c_str(), error.c_str(), damping.c_str(), trained.c_str(), record.seconds);
   const size_t num_columns = progress.num_columns();
   if (row.size() > num_columns) {
     const std::string method = "  " + record.method + " " + code + " " + group;
-    const std::string cells[] = {
-        method, "  " + error, trained.empty() ? "" : "  " + trained.substr(0, trained.size() - 2),
-        text("  damping %.4g", record.damping.value_or(0.0)), text("  %.2f s", record.seconds)};
+    const std::string cells[] = {method, "  " + error,
+                                 trained.empty() ? "" : "  " + trained.substr(0, trained.size() - 2),
+                                 damping.empty() ? "" : "  " + damping, text("  %.2f s", record.seconds)};
     row.clear();
     constexpr size_t kMostOfName = 24;  // that other columns leave it where they do not fit beside all of it
     for (const std::string& cell : cells) {

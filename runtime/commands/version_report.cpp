@@ -4,6 +4,7 @@
 
 #include "runtime/device/make_backend.h"
 #include "runtime/model/families.h"
+#include "runtime/model/whole_models.h"
 #include "runtime/system/isa.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/version.h"
@@ -21,6 +22,7 @@ std::string version_report(std::string_view program, const SourceState& sources,
   report["compiler"] = compiler();
   report["model_types"] = {{"decoders", decoder_families().all(&DecoderFamily::model_type)},
                            {"encoders", encoder_families().all(&EncoderFamily::name)},
+                           {"with_images", whole_model_types()},
                            {"gguf", decoder_families().all(&DecoderFamily::gguf)}};
   return json_text(report);
 }

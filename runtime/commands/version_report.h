@@ -18,9 +18,9 @@ struct SourceState {
 SourceState source_state();
 
 // Returns one JSON object: program, version, commit, modified, isa (the instruction set in use), libtorch, cuda
-// (whether kernels for GPUs are built in), compiler, model_types (those that are read: decoders, encoders, and the
-// architectures of GGUF files). libtorch is the version of LibTorch, or null for a program that
-// works without it, whose `libtorch` is empty. Throws what detect_isa throws.
+// (whether kernels for GPUs are built in), compiler, model_types (those that are read: decoders, encoders, models
+// with_images whose text part is read, and the architectures of GGUF files). libtorch is the version of LibTorch, or
+// null for a program that works without it, whose `libtorch` is empty. Throws what detect_isa throws.
 std::string version_report(std::string_view program, const SourceState& sources, std::string_view libtorch);
 
 }  // namespace pare::runtime

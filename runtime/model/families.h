@@ -215,6 +215,7 @@ struct DecoderFamily {
   std::string_view bidirectional_key = {};   // true is refused
   std::string_view refused_window_key = {};  // likewise, where windows are not computed
   std::optional<MixtureTraits> mixture = {};
+  bool is_in_llama_cpp = true;               // its converter has the class (as of engine_verdicts.cpp)
   std::string_view gguf = {};                // general.architecture
   bool gguf_rotates_neighbours = false;      // rows of q and k alternate between the halves of a head
   int64_t gguf_blocks_divided_by_width = 0;  // the size, by its number of blocks, whose scores' divisor is D / H

@@ -42,9 +42,10 @@ const DecoderFamily& find_family(const ConfigSection& config) {
     } else if (model_type.ends_with("_moe")) {
       reason = "is a mixture of experts of a family that pare does not know";
     }
+    std::string with_images;
+    for (const std::string& type : whole_model_types()) with_images += (with_images.empty() ? "" : ", ") + type;
     config.fail("model_type", "one of " + decoder_families().list(&DecoderFamily::model_type) + ", or of " +
-                                  whole_model_types() + " with images (" + value_text(Json(model_type)) + " " + reason +
-                                  ")");
+                                  with_images + " with images (" + value_text(Json(model_type)) + " " + reason + ")");
   }
 
   if (const Json* architectures = config.find("architectures"); architectures != nullptr) {
@@ -516,6 +517,7 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
   model.family = family.name;
   model.base = family.modules.base;
   model.stores_transposed = family.stores_transposed;
+  model.is_in_llama_cpp = family.is_in_llama_cpp;
   model.stacks_experts = family.mixture && family.mixture->are_stacked;
   if (part) {
     model.is_text_part = true;

@@ -153,6 +153,7 @@ struct BlockDescription {
 struct ModelDescription {
   std::string family;              // the name of its row in families.cpp
   std::string base = "model.";     // before the names of all modules but the head
+  bool is_in_llama_cpp = true;     // its converter knows the family
   bool is_text_part = false;       // of a whole model with other parts (whole_models.h)
   bool stores_transposed = false;  // files hold the weights of blocks' linears as [I, O]
   bool stacks_experts = false;     // files hold routed experts in stacks of their own (expert_stacks.h)

@@ -51,7 +51,37 @@ std::string with_prefix(const std::string& name, const std::string& from, const 
   return name.starts_with(from) ? to + name.substr(from.size()) : "";
 }
 
+// Adds what stands after the base, up to the next dot.
+void add_child(const std::string& base, const std::string& module, ModuleNames& names) {
+  std::string child = module.substr(base.size(), module.find('.', base.size()) - base.size());
+  if (std::ranges::find(names.children, child) == names.children.end()) names.children.push_back(std::move(child));
+}
+
 }  // namespace
+
+ModuleNames module_names(const ModelDescription& model) {
+  ModuleNames names = {.base = model.base, .children = {}, .anchor = {}, .embedding = {}, .head = model.head.name};
+  const std::vector<NormDescription> norms = all_norms(model);
+  const auto anchor = std::ranges::find_if(
+      norms, [&](const NormDescription& norm) { return norm.name.starts_with(model.blocks.front().name + "."); });
+  names.anchor = (anchor == norms.end() ? model.final_norm.name : anchor->name).substr(model.base.size()) + ".weight";
+  names.embedding = model.embedding_name.substr(model.base.size());
+  add_child(model.base, model.embedding_name, names);
+  if (model.has_learned_positions()) add_child(model.base, model.position_table.name, names);
+  for (const LinearDescription& linear : block_linears(model)) add_child(model.base, linear.name, names);
+  for (const NormDescription& norm : norms) add_child(model.base, norm.name, names);
+  return names;
+}
+
+ModuleNames module_names(const EncoderDescription& model) {
+  ModuleNames names = {.base = {}, .children = {}, .anchor = {}, .embedding = model.word_embedding.name, .head = {}};
+  names.anchor = model.blocks.front().feed_forward_norm.name + ".weight";
+  add_child("", model.word_embedding.name, names);
+  for (const LinearDescription& linear : block_linears(model)) add_child("", linear.name, names);
+  for (const LayerNormDescription& norm : all_norms(model)) add_child("", norm.name, names);
+  for (const std::string& linear : model.unused_linears) add_child("", linear, names);
+  return names;
+}
 
 StoredNames::StoredNames(std::span<const std::string> names, const ModuleNames& modules) {
   const std::string base = find_base(names, modules);

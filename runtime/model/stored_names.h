@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/model/model_description.h"
+
 namespace pare::runtime {
 
 // The names of a model's modules in its description. `base` stands before all but the head's.
@@ -17,6 +19,9 @@ struct ModuleNames {
   std::string embedding;              // a module under the base: "embed_tokens"
   std::string head;                   // a module: "lm_head"; "": none
 };
+
+ModuleNames module_names(const ModelDescription& model);
+ModuleNames module_names(const EncoderDescription& model);
 
 // How a file's names become the description's. Each pair is a file's prefix and the description's; both end in a dot.
 class StoredNames {

@@ -142,9 +142,9 @@ std::optional<TextPart> find_text_part(const Json& config, const std::string& wh
   return part;
 }
 
-std::string whole_model_types() {
-  std::string all;
-  for (const WholeModel& whole : kWholeModels) all += (all.empty() ? "" : ", ") + std::string(whole.model_type);
+std::vector<std::string> whole_model_types() {
+  std::vector<std::string> all;
+  for (const WholeModel& whole : kWholeModels) all.emplace_back(whole.model_type);
   return all;
 }
 

@@ -7,6 +7,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "runtime/system/json_text.h"
 
@@ -24,7 +25,7 @@ struct TextPart {
 // text_config that is no object.
 std::optional<TextPart> find_text_part(const nlohmann::json& config, const std::string& where);
 
-// Returns the model types of whole models, with commas between them.
-std::string whole_model_types();
+// Returns the model types of whole models.
+std::vector<std::string> whole_model_types();
 
 }  // namespace pare::runtime

@@ -304,6 +304,16 @@ TEST(EngineVerdicts, FollowTheSchemesOfThePlan) {
   expect_loads("passes:\n  - rtn: {bits: 8, group_size: 32}\nhead: {bits: 8, group_size: 32}\n", {false, false, false});
 }
 
+// The converter has no class for these families (conversion/__init__.py).
+TEST(EngineVerdicts, OfFamiliesThatLlamaCppDoesNotKnow) {
+  const std::string rtn = "passes:\n  - rtn: {bits: 4, group_size: -1}\n";
+  for (const char* model : {"opt_learned_positions", "ministral_mixed_windows"}) {
+    EXPECT_NE(verdict_of("llama.cpp", verdicts_of(rtn, model)).reasons.at(0).find("does not know the family"),
+              std::string::npos);
+    expect_loads("passes:\n  - magnitude: {}\n", {true, true, false}, model);
+  }
+}
+
 TEST(EngineVerdicts, OfExperts) {
   const std::string mixture = "mixtral_experts";
   expect_loads("passes:\n  - magnitude: {}\n    layers: {exclude: [\"*.experts.1.*\"]}\n", {true, true, true}, mixture);

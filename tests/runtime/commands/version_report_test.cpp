@@ -43,6 +43,7 @@ TEST_F(VersionReport, NamesWhatAReportOfAFaultNeeds) {
     return std::find(types.begin(), types.end(), type) != types.end();
   };
   EXPECT_TRUE(holds("decoders", "llama") && holds("decoders", "qwen3_moe") && holds("encoders", "roberta"));
+  EXPECT_TRUE(holds("with_images", "gemma3") && holds("with_images", "qwen3_vl"));
   EXPECT_TRUE(holds("gguf", "llama") && !holds("gguf", ""));
   const Outcome held = run("--version --json", "env PARE_ISA=avx2");
   EXPECT_EQ(nlohmann::json::parse(held.out)["isa"], "avx2");

@@ -29,6 +29,29 @@ namespace {
 
 // --- Valid checkpoints ---
 
+// A model as large as memory must be readable: no second copy of its weights is held.
+TEST_F(CheckpointTest, TransposedWeightsAreMadeWhenTheyAreRead) {
+  const fs::path directory = kGolden / "gpt2_transposed";
+  const Checkpoint checkpoint = Checkpoint::open(directory);
+  const SafetensorsFile file = SafetensorsFile::open(directory / kSingleFileName);
+  for (const LinearDescription& linear : block_linears(checkpoint.description())) {
+    const TensorView read = checkpoint.tensor(linear.name + ".weight");
+    EXPECT_NE(read.owned, nullptr);
+    EXPECT_NE(read.data.data(), checkpoint.tensor(linear.name + ".weight").data.data()) << "kept";
+    std::string stored = linear.name + ".weight";
+    if (!file.tensors().contains(stored)) stored = stored.substr(stored.find('.') + 1);
+    const TensorView& of_file = file.tensors().at(stored);
+    ASSERT_EQ(of_file.shape, (std::vector<int64_t>{linear.num_in, linear.num_out}));
+    const size_t size = dtype_size_bytes(read.dtype);
+    for (int64_t o = 0; o < linear.num_out; ++o) {
+      for (int64_t i = 0; i < linear.num_in; ++i) {
+        ASSERT_EQ(0, std::memcmp(&read.data[static_cast<size_t>(o * linear.num_in + i) * size],
+                                 &of_file.data[static_cast<size_t>(i * linear.num_out + o) * size], size));
+      }
+    }
+  }
+}
+
 TEST_F(CheckpointTest, OpensEveryFamilyAndReadsEveryWeight) {
   int num_families = 0;
   for (const auto& entry : fs::directory_iterator(kGolden)) {
