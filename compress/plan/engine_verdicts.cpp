@@ -67,6 +67,37 @@ std::string unread_experts_of_vllm(const runtime::PackScheme& scheme) {
          "channel";
 }
 
+// transformers 5.17 reads the experts of a model in compressed-tensors through DecompressExperts, which takes packed
+// weights alone, and plain ones only where the experts' config group has FP8. Others keep their random first values.
+bool loses_plain_experts(const runtime::ModelDescription& model, const std::vector<runtime::PackScheme>& schemes) {
+  const auto is_fp8 = [](const runtime::PackScheme& scheme) {
+    return !scheme.is_dense() && !scheme.is_integer() && scheme.code->block == 0;
+  };
+  const auto is_in_container = [](const runtime::PackScheme& scheme) {
+    return scheme.container == runtime::kCompressedTensors;
+  };
+  return !model.stacks_experts && std::ranges::any_of(schemes, is_in_container) &&
+         !std::ranges::all_of(schemes, is_fp8);
+}
+
+// compressed-tensors 0.19 finds a range for each place in the first two dimensions of an input (quantization/utils/
+// helpers.py: compute_dynamic_scales_and_zp). That is a token's only where sequences, tokens and channels are three.
+void judge_ranges_of_tokens(const RunPlan& plan, const runtime::ModelDescription& model, Reasons& restrictions) {
+  for (size_t b = 0; b < plan.blocks.size(); ++b) {
+    for (const LayerPlan& layer : plan.blocks[b]) {
+      const runtime::InputFormat& input = layer.scheme.input;
+      if (!has_scheme(layer) || input.is_plain() || input.range != runtime::InputRange::token) continue;
+      const bool is_shared =
+          layer.stage.expert != runtime::Stage::kNoExpert && layer.stage.expert >= model.blocks[b].num_routed();
+      if (layer.stage.kind == runtime::Stage::key_value_latent) {
+        restrictions.add("inputs of '*.kv_b_proj' get one range for a whole sequence, not one for each token");
+      } else if (is_shared && model.shared_expert_gets_rows) {
+        restrictions.add("inputs of shared experts get one range for all tokens, not one for each token");
+      }
+    }
+  }
+}
+
 // transformers holds all experts of a block as one tensor, and reads them with one config group for the whole model
 // (integrations/compressed_tensors.py: DecompressExperts). vLLM runs them as one.
 void judge_experts(const RunPlan& plan, const runtime::ModelDescription& model,
@@ -83,7 +114,12 @@ void judge_experts(const RunPlan& plan, const runtime::ModelDescription& model,
       } else if (has_scheme(layer) && layer.scheme != first->scheme) {
         for (Reasons* reasons : {&transformers, &vllm}) reasons->add("the experts of a block have different schemes");
       }
-      if (!has_scheme(layer)) continue;
+      if (!has_scheme(layer)) {
+        if (loses_plain_experts(model, schemes)) {
+          transformers.add("experts without codes are not read in a model with codes: they would be random numbers");
+        }
+        continue;
+      }
       if (schemes.size() > 1) transformers.add("experts are read with only one scheme, and there are several");
       if (!layer.scheme.symmetric) transformers.add("zero points of experts are not read");
       const runtime::ContainerFormat& container = runtime::container_format(layer.scheme.container);
@@ -141,7 +177,12 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const runtime::Mod
     const std::vector<LayerPlan>& layers = plan.blocks[b];
     for (const runtime::Stage stage : runtime::block_stages(model.blocks[b])) {
       if (!stage_is_uniform(layers, stage)) {
-        vllm.against.add(std::string(stage == runtime::Stage::attention_input ? "q, k, v" : "gate, up") +
+        const bool is_attention = stage == runtime::Stage::attention_input;
+        const bool has_latents = model.blocks[b].latent.has_value();
+        if (is_attention && has_latents && !model.blocks[b].latent->q_a) continue;  // two linears that are not fused
+        vllm.against.add(std::string(!is_attention ? "gate, up"
+                                     : has_latents ? "q_a, kv_a"
+                                                   : "q, k, v") +
                          " have different schemes, but are fused");
       }
     }
@@ -158,6 +199,7 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const runtime::Mod
     }
   }
   judge_experts(plan, model, schemes, transformers.against, vllm.against);
+  judge_ranges_of_tokens(plan, model, transformers.restrictions);
   if (!model.is_in_llama_cpp) converter.against.add("it does not know the family " + model.family);
   if (schemes.size() > 1) converter.against.add("more than one scheme: only one config group is read");
   if (!plan.tables.empty()) {

@@ -108,6 +108,10 @@ bool reconstruct_work(const std::vector<LayerPlan>& layers, int64_t index, const
     views[name] = frozen_view(tensors.at(name));
     if (norm.has_bias) views[bias] = frozen_view(tensors.at(bias));
   }
+  // Routing and attention read these in float32.
+  for (const runtime::VectorDescription& vector : block.description().vectors()) {
+    views[vector.name] = frozen_view(tensors.at(vector.name));
+  }
   for (const auto& [name, tensor] : tensors) {
     if (!views.contains(name)) views[name] = frozen_view(tensor.to(model.compute_type()));
   }

@@ -7,6 +7,7 @@
 
 #include "compress/run/phase.h"
 #include "compress/student/student.h"
+#include "compress/student/student_config.h"
 #include "runtime/commands/layer_sparsity.h"
 #include "runtime/evaluate/token_source.h"
 #include "runtime/evaluate/windows_tokenizer.h"
@@ -81,6 +82,10 @@ std::string derive_student(const PhaseInput& input, const RunOptions& options, r
   const std::optional<runtime::TokenWindows> windows = read_windows(input.recipe, teacher);
   if (windows) note_other_windows(*input.recipe.calibration, *windows, phase.data.events);
   if (input.recipe.kept_zeros == KeptZeros::pruned) note_lost_zeros(teacher, student, phase.data.events);
+  if (const int64_t num_blocks = num_next_token_blocks(teacher.config_json()); num_blocks > 0) {
+    phase.data.events.push_back("student: " + std::to_string(num_blocks) +
+                                " blocks behind the last one, which predict later tokens, are left out");
+  }
   phase.data.events.insert(phase.data.events.end(), input.events.begin(), input.events.end());
   note_left_out_files(phase);
   announce_events(phase);

@@ -18,6 +18,8 @@ using Json = nlohmann::ordered_json;
 // Keys under which transformers keeps a pattern of layers.
 constexpr const char* kPatterns[] = {"sliding_window_pattern", "_sliding_window_pattern"};
 
+constexpr const char* kNextTokenBlocks = "num_nextn_predict_layers";
+
 // Every family that has layers of both kinds tells them apart by layer_types first.
 bool has_both_kinds(const runtime::ModelDescription& teacher, const runtime::DecoderFamily& family) {
   const auto slides = [](const runtime::BlockDescription& block) { return block.sliding_window > 0; };
@@ -121,6 +123,7 @@ std::string student_config(const std::string& config_json, const runtime::ModelD
     const auto* family = runtime::decoder_families().find(&runtime::DecoderFamily::name, teacher.family);
     config[std::string(family->sizes.blocks)] = kept.size();
   }
+  if (config.contains(kNextTokenBlocks)) config[kNextTokenBlocks] = 0;
   keep_factors(teacher, kept.size(),
                options.hidden_size == StudentOptions::kOfTeacher ? teacher.hidden_size : options.hidden_size, config);
   if (options.heads != StudentOptions::kOfTeacher || options.kv_heads != StudentOptions::kOfTeacher) {
@@ -136,6 +139,12 @@ std::string student_config(const std::string& config_json, const runtime::ModelD
     config["head_dim"] = teacher.head_size;
   }
   return runtime::json_text(config, 2) + "\n";
+}
+
+int64_t num_next_token_blocks(const std::string& config_json) {
+  const Json config = runtime::parse_ordered_json(config_json, "config.json");
+  const auto number = config.find(kNextTokenBlocks);
+  return number != config.end() && number->is_number_integer() ? number->get<int64_t>() : 0;
 }
 
 }  // namespace pare::compress

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <stdexcept>
@@ -79,6 +80,34 @@ SparsePattern find_pattern(const LinearWeights& linear) {
   return {};
 }
 
+// Returns whether the zeros are no more than rounding to a grid leaves.
+bool has_zeros_of_a_grid(const LinearWeights& linear) {
+  constexpr int64_t kRows = 64;  // in float32 at a time
+  const int64_t num_in = linear.num_in(), num_out = linear.num_out();
+  int64_t num_zeros = 0, num_next_to_zero = 0;
+  std::vector<float> rows;
+  for (int64_t first_row = 0; first_row < num_out; first_row += kRows) {
+    const int64_t num_rows = std::min(kRows, num_out - first_row);
+    rows.resize(static_cast<size_t>(num_rows * num_in));
+    weight_rows(linear, first_row, num_rows, rows);
+    for (int64_t r = 0; r < num_rows; ++r) {
+      for (int64_t i = 0; i < num_in; i += kGridRun) {
+        const std::span<const float> run(rows.data() + r * num_in + i,
+                                         static_cast<size_t>(std::min(kGridRun, num_in - i)));
+        float smallest = std::numeric_limits<float>::infinity();
+        for (const float value : run) {
+          if (value != 0.0f) smallest = std::min(smallest, std::abs(value));
+        }
+        for (const float value : run) {
+          num_zeros += value == 0.0f;
+          num_next_to_zero += std::abs(value) == smallest;
+        }
+      }
+    }
+  }
+  return static_cast<double>(num_zeros) <= kMostGridZeros * static_cast<double>(num_next_to_zero);
+}
+
 }  // namespace
 
 std::map<std::string, SparsityClaim> sparsity_claims(const Checkpoint& checkpoint) {
@@ -120,8 +149,10 @@ std::optional<PrunedZeros> pruned_zeros(const LinearWeights& linear, const Spars
   const bool is_pruned =
       is_claimed ? count.num_zeros > 0 : count.num_zeros * kPrunedShare > linear.num_out() * linear.num_in();
   if (!is_pruned) return std::nullopt;
-  const SparsePattern held = count.num_violations == 0 ? claimed : SparsePattern{};
-  return PrunedZeros{is_claimed ? held : find_pattern(linear), count.num_zeros, is_claimed};
+  if (is_claimed) return PrunedZeros{count.num_violations == 0 ? claimed : SparsePattern{}, count.num_zeros, true};
+  const SparsePattern found = find_pattern(linear);
+  if (found.is_dense() && has_zeros_of_a_grid(linear)) return std::nullopt;
+  return PrunedZeros{found, count.num_zeros, false};
 }
 
 LayerSparsity layer_sparsity(const LinearWeights& linear, const SparsityClaim& claim) {

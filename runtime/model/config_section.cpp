@@ -63,6 +63,7 @@ double ConfigSection::number(std::string_view key, double above, double most) co
 }
 
 bool ConfigSection::boolean_or(std::string_view key, bool otherwise) const {
+  if (is_null(key)) return false;
   if (!has(key)) return otherwise;
   if (!find(key)->is_boolean()) fail(key, "true or false");
   return find(key)->get<bool>();

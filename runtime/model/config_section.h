@@ -53,7 +53,7 @@ class ConfigSection {
   double number_or(std::string_view key, double otherwise, double above, double most) const {
     return has(key) ? number(key, above, most) : otherwise;
   }
-  bool boolean_or(std::string_view key, bool otherwise) const;
+  bool boolean_or(std::string_view key, bool otherwise) const;  // null is false, as in Python
   std::string string(std::string_view key) const;
   std::string string_or(std::string_view key, std::string_view otherwise) const {
     return has(key) ? string(key) : std::string(otherwise);

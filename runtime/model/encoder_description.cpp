@@ -30,8 +30,10 @@ void refuse_what_is_not_implemented(const ConfigSection& config, const EncoderFa
                           (architectures->front() == family.architecture ||
                            (!family.with_head.empty() && architectures->front() == family.with_head));
     if (!is_plain) {
-      config.fail("architectures",
-                  "[\"" + std::string(family.architecture) + "\"] (for a model with a head, save only its encoder)");
+      const bool has_name = architectures->is_array() && !architectures->empty();
+      config.fail("architectures", "[\"" + std::string(family.architecture) + "\"] (" +
+                                       (has_name ? "it names " + value_text(architectures->front()) + "; " : "") +
+                                       "for a model with a head, save only its encoder)");
     }
   }
   if (config.string_or("position_embedding_type", "absolute") != "absolute") {
@@ -145,6 +147,9 @@ EncoderDescription describe_encoder(const std::string& config_json, const std::s
   model.context_length = num_positions;
   if (family->positions_follow_padding) {
     const int64_t padding = config.integer_or("pad_token_id", family->default_padding, 0, num_positions - 2);
+    if (family->padding_is_fixed && padding != family->default_padding) {
+      config.fail("pad_token_id", std::to_string(family->default_padding) + " (transformers counts positions from it)");
+    }
     model.padding_token = static_cast<int32_t>(padding);
     model.context_length = num_positions - padding - 1;
   }
@@ -183,7 +188,10 @@ EncoderDescription describe_encoder(const std::string& config_json, const std::s
   describe_rotations(config, *family, model);
   if (const auto name = family->distances; !name.empty()) {
     const int64_t buckets = config.integer_or(family->buckets_key, family->default_buckets, 4, 4 * family->reach);
-    if (buckets % 4 != 0) config.fail(family->buckets_key, "a multiple of 4");
+    if (buckets != family->default_buckets) {
+      config.fail(family->buckets_key,
+                  std::to_string(family->default_buckets) + " (transformers computes no other number)");
+    }
     model.distances = {.table = {std::string(name), buckets, model.num_heads, false}, .reach = family->reach};
   }
   if (!family->unused_linear.empty()) model.unused_linears = {std::string(family->unused_linear)};

@@ -132,6 +132,7 @@ struct SharedExpertTraits {
   std::string_view size_key = {};   // of its width
   std::string_view count_key = {};  // instead: it is as wide as so many experts
   int64_t default_count = 0;        // of a file without the key; 0: refused
+  bool gets_rows = false;           // transformers gives it the tokens of all sequences in one matrix
 };
 
 struct MixtureTraits {
@@ -235,6 +236,7 @@ struct EncoderFamily {
   double default_epsilon = 1e-12;
   bool positions_follow_padding = false;  // the first position is pad_token_id + 1
   int64_t default_padding = 1;            // pad_token_id
+  bool padding_is_fixed = false;          // transformers takes the default, whatever the file says
   std::string_view word_embedding = "embeddings.word_embeddings";
   std::string_view token_type_embedding = "embeddings.token_type_embeddings";  // empty: there is none
   std::string_view position_embedding = "embeddings.position_embeddings";      // empty: there is none
@@ -256,7 +258,7 @@ struct EncoderFamily {
   std::string_view pattern_key = {};  // each n-th block from the first on has none, without layer_types
   int64_t default_pattern = 0;
   std::string_view distances = {}, buckets_key = {};  // the table of scores, and the key of its size; empty: none
-  int64_t default_buckets = 0, reach = 0;
+  int64_t default_buckets = 0, reach = 0;             // transformers has no other number of buckets
   // transformers' class reads .weight of the blocks' linears while it loads them, and packed ones have none.
   bool needs_plain_weights = false;
   std::string_view unused_linear = "pooler.dense";  // after the blocks; embeddings do not pass through it; empty: none

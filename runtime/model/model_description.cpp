@@ -329,6 +329,11 @@ void read_groups(const ConfigSection& config, const MixtureTraits& traits, int64
   }
   routing.groups_per_token =
       config.integer_or(traits.groups_per_token_key, traits.default_groups_per_token, 1, routing.num_groups);
+  if (routing.groups_per_token > routing.num_groups) {  // the default
+    config.fail(traits.groups_per_token_key, "a whole number from 1 to " + std::to_string(routing.num_groups) +
+                                                 ", as it is " + std::to_string(routing.groups_per_token) +
+                                                 " where the key is missing");
+  }
   if (routing.groups_per_token * (num_experts / routing.num_groups) < routing.experts_per_token) {
     config.fail(traits.groups_per_token_key, "groups that hold a token's " + std::to_string(routing.experts_per_token) +
                                                  " experts (" + std::string(traits.per_token_key) + ")");
@@ -518,6 +523,7 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
   model.base = family.modules.base;
   model.stores_transposed = family.stores_transposed;
   model.is_in_llama_cpp = family.is_in_llama_cpp;
+  model.shared_expert_gets_rows = family.mixture && family.mixture->shared.gets_rows;
   model.stacks_experts = family.mixture && family.mixture->are_stacked;
   if (part) {
     model.is_text_part = true;

@@ -151,15 +151,16 @@ struct BlockDescription {
 };
 
 struct ModelDescription {
-  std::string family;              // the name of its row in families.cpp
-  std::string base = "model.";     // before the names of all modules but the head
-  bool is_in_llama_cpp = true;     // its converter knows the family
-  bool is_text_part = false;       // of a whole model with other parts (whole_models.h)
-  bool stores_transposed = false;  // files hold the weights of blocks' linears as [I, O]
-  bool stacks_experts = false;     // files hold routed experts in stacks of their own (expert_stacks.h)
-  int64_t hidden_size = 0;         // D
-  int64_t feed_forward_size = 0;   // F of the widest network; of a mixture, of its widest expert
-  int64_t num_heads = 0;           // H
+  std::string family;                    // the name of its row in families.cpp
+  std::string base = "model.";           // before the names of all modules but the head
+  bool is_in_llama_cpp = true;           // its converter knows the family
+  bool shared_expert_gets_rows = false;  // SharedExpertTraits::gets_rows
+  bool is_text_part = false;             // of a whole model with other parts (whole_models.h)
+  bool stores_transposed = false;        // files hold the weights of blocks' linears as [I, O]
+  bool stacks_experts = false;           // files hold routed experts in stacks of their own (expert_stacks.h)
+  int64_t hidden_size = 0;               // D
+  int64_t feed_forward_size = 0;         // F of the widest network; of a mixture, of its widest expert
+  int64_t num_heads = 0;                 // H
   int64_t num_kv_heads = 0;
   int64_t head_size = 0;        // K
   int64_t value_size = 0;       // of a head of v: K, or less with latents

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/model/encoder_description.h"
 #include "runtime/model/model_description.h"
 
 namespace pare::runtime {

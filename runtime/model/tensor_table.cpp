@@ -29,7 +29,7 @@ void TensorTable::open(const fs::path& directory, WeightFiles found, const std::
   rename_tensors(modules);
 }
 
-// An index says which files_ there are. What a file holds, the file says: an index may be older. Of two files_ with the
+// An index says which files there are. What a file holds, the file says: an index may be older. Of two files with the
 // same tensor the index chooses.
 void TensorTable::add_tensors(size_t f) {
   for (const auto& [name, view] : files_[f].tensors()) {
@@ -42,8 +42,8 @@ void TensorTable::add_tensors(size_t f) {
       place->second = entry;
     } else if (chosen != place->second.path->filename() && !are_equal(view, *place->second.view)) {
       throw std::runtime_error("'" + place->second.path->string() + "' and '" + paths_[f].string() +
-                               "' hold different tensors_ '" + name + "', and " + kIndexName +
-                               " does not say which is meant: fetch index and files_ of the same revision");
+                               "' hold different tensors '" + name + "', and " + kIndexName +
+                               " does not say which is meant: fetch index and files of the same revision");
     }
   }
 }
@@ -217,7 +217,7 @@ const TensorView& TensorTable::dense_tensor(const std::string& name, const std::
 std::string TensorTable::hint_of_files(const std::string& stored) const {
   if (const auto listed = file_of_tensor_.find(stored); listed != file_of_tensor_.end()) {
     return "; " + std::string(kIndexName) + " says that '" + listed->second +
-           "' holds it, which it does not: fetch index and files_ of the same revision";
+           "' holds it, which it does not: fetch index and files of the same revision";
   }
   for (const fs::path& path : other_weight_files(directory_, paths_)) {
     try {
@@ -228,7 +228,7 @@ std::string TensorTable::hint_of_files(const std::string& stored) const {
     return "; '" + path.filename().string() + "' holds it, which " +
            (file_of_tensor_.empty() ? "is not read beside " + std::string(kSingleFileName)
                                     : std::string(kIndexName) + " does not name") +
-           ": fetch index and files_ of the same revision";
+           ": fetch index and files of the same revision";
   }
   return "";
 }
@@ -239,7 +239,7 @@ void TensorTable::fail_missing(const std::string& name) const {
   const auto other =
       std::find_if(tensors_.begin(), tensors_.end(), [&](const auto& entry) { return entry.first.ends_with(suffix); });
   if (!hint.empty()) {
-    // It says more than the model's other tensors_ do.
+    // It says more than the model's other tensors do.
   } else if (other != tensors_.end()) {
     hint = "; there is '" + other->first + "', part of a larger model: save only its language model";
   } else if (name == head_ + ".weight") {

@@ -76,7 +76,7 @@ class TensorTable {
     const std::filesystem::path* path = nullptr;
     const MadeTensor* made = nullptr;  // not null: the view has no bytes, which are made of others in the file
   };
-  // What makes the bytes of a tensor each time they are read.
+  // A tensor whose bytes are made each time they are read.
   struct MadeTensor {
     TensorView view;  // without bytes
     std::function<std::vector<std::byte>()> make;

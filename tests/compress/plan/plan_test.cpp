@@ -323,6 +323,38 @@ TEST(EngineVerdicts, OfExperts) {
   expect_loads("passes:\n  - fp8: {activations: none}\n", {true, false, true}, mixture);
   expect_loads("passes:\n  - rtn: {bits: 4, group_size: 32}\n    layers: {exclude: [\"*.experts.1.*\"]}\n",
                {false, false, true}, mixture);
+  // Experts that stay as they are, beside layers in codes.
+  const std::string plain_experts = "    layers: {exclude: [\"*.experts.*\"]}\n";
+  expect_loads("passes:\n  - rtn: {bits: 4, group_size: 32}\n" + plain_experts, {false, true, true}, mixture);
+  expect_loads("passes:\n  - rtn: {bits: 8, group_size: -1, activations: int8}\n" + plain_experts, {false, true, true},
+               mixture);
+  expect_loads("passes:\n  - fp8: {}\n" + plain_experts, {true, true, true}, mixture);
+  expect_loads("passes:\n  - rtn: {bits: 4, group_size: 32}\n" + plain_experts, {true, true, true},
+               "gpt_oss_moe_stacks");
+}
+
+// transformers rounds these inputs with one range where a token should have its own.
+TEST(EngineVerdicts, OfRangesOfTokens) {
+  const auto restriction = [](const std::string& model, const std::string& linears) {
+    const EngineVerdict verdict = verdict_of(
+        "transformers", verdicts_of("passes:\n  - fp8: {}\n    layers: {include: [\"" + linears + "\"]}\n", model));
+    EXPECT_TRUE(verdict.loads);
+    return verdict.reasons.empty() ? "" : verdict.reasons.front();
+  };
+  EXPECT_NE(restriction("deepseek_v3_moe_groups", "*.kv_b_proj").find("one range for a whole sequence"),
+            std::string::npos);
+  EXPECT_EQ(restriction("deepseek_v3_moe_groups", "*.o_proj"), "");
+  EXPECT_EQ(restriction("deepseek_v3_moe_groups", "*.shared_experts.*"), "");
+  EXPECT_NE(restriction("qwen2_moe_shared_bf16", "*.shared_expert.*").find("one range for all tokens"),
+            std::string::npos);
+}
+
+TEST(EngineVerdicts, OfLatents) {
+  const std::string one =
+      "passes:\n  - rtn: {bits: 4, group_size: -1}\n    layers: {include: [\"*.kv_a_proj_with_mqa\"]}\n";
+  const EngineVerdict fused = verdict_of("vLLM", verdicts_of(one, "deepseek_v3_moe_groups"));
+  ASSERT_FALSE(fused.loads);
+  EXPECT_NE(fused.reasons.front().find("q_a, kv_a have different schemes"), std::string::npos);
 }
 
 TEST(EngineVerdicts, SayTheReleaseAndWhatIsOtherwise) {

@@ -100,6 +100,16 @@ TEST_P(EveryFamily, IsPruned) {
   EXPECT_GE(zero_share("sparsegpt"), 0.24);
 }
 
+// Blocks that are trained in float32 and in bfloat16 come nearer to the original's, or stay as they were.
+TEST_P(EveryFamily, IsReconstructed) {
+  const std::string gptq = "  - gptq: {bits: 4, group_size: -1}\n";
+  make(gptq, "gptq");
+  for (const std::string precision : {"float32", "bfloat16"}) {
+    make(gptq + "  - reconstruct: {epochs: 1, precision: " + precision + "}\n", precision);
+    EXPECT_LT(distance(precision), is_mixture() ? 1.0 : 1.1 * distance("gptq")) << precision;
+  }
+}
+
 // A student without its first block learns from the whole model. Its output is nearer after some steps, because the
 // first block's part of it can be made up for in part.
 TEST_P(EveryFamily, IsDistilled) {

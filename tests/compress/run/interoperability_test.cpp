@@ -136,6 +136,7 @@ TEST_F(Interoperability, TransformersReadsTheWeightsThatWeStored) {
       {"deepseek_v3_dense_halves", "awq: {}\n  - gptq: {bits: 4, group_size: -1}"},
       {"deepseek_v2_moe_groups", "sparsegpt: {pattern: \"2:4\"}"},
       {"gpt_oss_moe_stacks", "sparsegpt: {pattern: \"2:4\"}"},
+      {"deepseek_v3_moe_groups", "fp8: {activations: none}\n    layers: {exclude: [\"*.experts.*\"]}"},
       {"gpt_oss_moe_mxfp4_bf16", "wanda: {pattern: \"2:4\"}"},
       {"gpt_oss_moe_stacks", "gptq: {bits: 4, group_size: -1}\n    layers: {exclude: [\"*.experts.*\"]}"},
       {"granite_factors", "sparsegpt: {pattern: \"2:4\"}"},

@@ -460,6 +460,27 @@ TEST_F(Student, TheSameBytesOnAnyNumberOfThreads) {
   omp_set_num_threads(threads);
 }
 
+// Blocks behind the last one predict later tokens from what the teacher's last block makes.
+TEST_F(Student, BlocksOfLaterTokensAreNotKept) {
+  const fs::path teacher = edited(family_path("deepseek_v3_moe_groups"),
+                                  [](Weights& weights, const ModelDescription& model) {
+                                    const std::string last = model.blocks.back().name;
+                                    Weights more;
+                                    for (const auto& [name, weight] : weights) {
+                                      if (name.starts_with(last + "."))
+                                        more["model.layers.3" + name.substr(last.size())] = weight;
+                                    }
+                                    weights.merge(more);
+                                  },
+                                  {{"num_nextn_predict_layers", 1}});
+  const fs::path student = make(teacher, {.layers = 2});
+  EXPECT_EQ(config_of(student)["num_nextn_predict_layers"], 0);
+  for (const std::string& name : Checkpoint::open(student).tensor_names()) {
+    EXPECT_EQ(name.find("layers.2."), std::string::npos) << name;
+    EXPECT_EQ(name.find("layers.3."), std::string::npos) << name;
+  }
+}
+
 TEST_F(Student, WhatCannotBeMadeIsRefusedBeforeAnyWork) {
   const auto refused = [&](const fs::path& teacher, const StudentOptions& options,
                            std::initializer_list<std::string> parts, const TokenWindows* calibration = nullptr) {

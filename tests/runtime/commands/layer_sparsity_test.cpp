@@ -83,7 +83,8 @@ TEST(PrunedZeros, TakesNoPatternForAnAccident) {
 TEST(PrunedZeros, AreMoreThanATwentiethUnlessTheyAreClaimed) {
   constexpr int64_t kTwentieth = kRows * kColumns / kPrunedShare;
   static_assert(kTwentieth * kPrunedShare != kRows * kColumns);
-  std::vector<float> values(kRows * kColumns, 1.0f);
+  std::vector<float> values(kRows * kColumns);
+  std::iota(values.begin(), values.end(), 1.0f);
   std::fill_n(values.begin(), kTwentieth, 0.0f);
   EXPECT_FALSE(pruned_zeros(linear_of(values), nullptr));
   const SparsityClaim unstructured_claim{.pattern = {}, .zeros = 0.01};
@@ -95,6 +96,40 @@ TEST(PrunedZeros, AreMoreThanATwentiethUnlessTheyAreClaimed) {
   EXPECT_TRUE(pruned_zeros(linear_of(values), nullptr));
   const std::vector<float> dense(kRows * kColumns, 1.0f);
   EXPECT_FALSE(pruned_zeros(linear_of(dense), &unstructured_claim)) << "a claim without a zero has nothing to keep";
+}
+
+// Weights that were codes hold the zeros of their grid, which nobody pruned. Normal weights are rounded in groups of 32
+// to the grids of Q4_0, MXFP4 and three values. Of pruned ones the grid has more zeros.
+TEST(PrunedZeros, AreNotThoseOfAGrid) {
+  const std::vector<std::vector<float>> grids = {
+      {0, 1, 2, 3, 4, 5, 6, 7, 8}, {0, 0.5f, 1, 1.5f, 2, 3, 4, 6}, {0, 1, 2, 3}, {0, 1}};
+  for (const std::vector<float>& grid : grids) {
+    for (const double pruned : {0.0, 0.5}) {
+      std::mt19937 generator(5);
+      std::normal_distribution<float> normal;
+      std::vector<float> values(kRows * kColumns);
+      for (float& value : values) value = normal(generator);
+      for (float& value : values) {
+        if (generator() / 4294967296.0 < pruned) value = 0.0f;
+      }
+      for (size_t begin = 0; begin < values.size(); begin += 32) {
+        float largest = 0.0f;
+        for (size_t i = begin; i < begin + 32; ++i) largest = std::max(largest, std::abs(values[i]));
+        const float scale = grid.size() == 2 ? 1.0f : largest / grid.back();
+        for (size_t i = begin; i < begin + 32; ++i) {
+          const float size = std::abs(values[i]) / scale;
+          const auto nearest = std::min_element(
+              grid.begin(), grid.end(), [&](float a, float b) { return std::abs(a - size) < std::abs(b - size); });
+          values[i] = std::copysign(*nearest * scale, values[i]);
+        }
+      }
+      const auto zeros = std::count(values.begin(), values.end(), 0.0f);
+      ASSERT_GT(zeros * kPrunedShare, kRows * kColumns);
+      EXPECT_EQ(pruned_zeros(linear_of(values), nullptr).has_value(), pruned > 0.0) << grid.size() << ", " << pruned;
+      const SparsityClaim claim{.pattern = {}, .zeros = 0.05};
+      EXPECT_TRUE(pruned_zeros(linear_of(values), &claim));
+    }
+  }
 }
 
 TEST(PrunedZeros, BelieveAClaimThatHolds) {

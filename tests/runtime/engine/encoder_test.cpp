@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
 #include "runtime/commands/inspect.h"
 #include "runtime/commands/verify.h"
 #include "runtime/system/interrupt.h"
@@ -230,6 +231,19 @@ TEST(EncoderDescription, ModernBertHasTheWindowsAndRotationsOfTransformers) {
   refuse({{"architectures", {"ModernBertForMaskedLM"}}}, {"'architectures'", "ModernBertModel"});
 }
 
+// transformers 5.17 computes MPNet with these two numbers, whatever its config.json says.
+TEST(EncoderDescription, WhatTransformersIgnoresOfMpnetIsRefused) {
+  const nlohmann::json config = nlohmann::json::parse(file_text(tiny_encoder_path("mpnet_tiny") / "config.json"));
+  for (const auto& [key, value, expected] :
+       {std::tuple("relative_attention_num_buckets", 64, "32"), std::tuple("relative_attention_num_buckets", 16, "32"),
+        std::tuple("pad_token_id", 0, "1"), std::tuple("pad_token_id", 5, "1")}) {
+    nlohmann::json changed = config;
+    changed[key] = value;
+    expect_error<std::invalid_argument>([&] { describe_encoder(changed.dump(), "config.json"); },
+                                        {key, std::string("expected ") + expected, std::to_string(value)});
+  }
+}
+
 TEST(EncoderDescription, WhatIsNotComputedIsRefusedByName) {
   const std::string config = file_text(tiny_encoder_path() / "config.json");
   const auto refuse = [&](const nlohmann::json& changes, std::initializer_list<std::string> words) {
@@ -237,7 +251,7 @@ TEST(EncoderDescription, WhatIsNotComputedIsRefusedByName) {
     json.update(changes);
     expect_error<std::invalid_argument>([&] { describe_encoder(json.dump(), "config.json"); }, words);
   };
-  refuse({{"architectures", {"BertForMaskedLM"}}}, {"'architectures'", "BertModel"});
+  refuse({{"architectures", {"BertForMaskedLM"}}}, {"'architectures'", "BertModel", "it names \"BertForMaskedLM\""});
   refuse({{"position_embedding_type", "relative_key"}}, {"'position_embedding_type'", "absolute", "relative_key"});
   refuse({{"is_decoder", true}}, {"'is_decoder'"});
   refuse({{"add_cross_attention", true}}, {"'add_cross_attention'"});

@@ -389,11 +389,26 @@ TEST(ModelDescription, RoutersHaveScoresCorrectionsAndGroups) {
   EXPECT_EQ(ernie.blocks[1].correction->name, "model.layers.1.mlp.moe_statics.e_score_correction_bias");
 }
 
+// As in Python, where transformers asks whether such a value is true.
+TEST(ModelDescription, NullIsFalse) {
+  const Json deepseek = read_json(kGolden / "deepseek_v3_moe_groups" / "config.json");
+  const auto normalizes = [](const Json& config) {
+    return describe_model(config.dump(), "config.json").blocks.back().routing.normalizes_top_weights;
+  };
+  EXPECT_TRUE(normalizes(without(deepseek, "norm_topk_prob")));
+  EXPECT_FALSE(normalizes(changed(deepseek, "norm_topk_prob", nullptr)));
+}
+
 TEST(ModelDescription, RefusesMixturesThatAreNotComputed) {
   const Json glm = read_json(kGolden / "glm4_moe_groups" / "config.json");
   expect_all_in(refusal(changed(glm, "n_group", 3)), {"n_group", "one size", "8"});
   expect_all_in(refusal(changed(glm, "n_group", 8)), {"n_group", "two experts or more"});
   expect_all_in(refusal(changed(glm, "topk_group", 5)), {"topk_group", "from 1 to 4"});
+  const Json deepseek = read_json(kGolden / "deepseek_v3_moe_groups" / "config.json");
+  for (const Json& missing : {without(deepseek, "topk_group"), changed(deepseek, "topk_group", nullptr)}) {
+    EXPECT_EQ(describe_model(missing.dump(), "config.json").blocks.back().routing.groups_per_token, 4);
+    expect_all_in(refusal(changed(missing, "n_group", 2)), {"topk_group", "from 1 to 2", "4 where the key is missing"});
+  }
   expect_all_in(refusal(changed(glm, "topk_group", 1)), {"topk_group", "3 experts", "num_experts_per_tok"});
   const Json qwen = read_json(kGolden / "qwen2_moe_fused" / "config.json");
   expect_all_in(refusal(without(qwen, "shared_expert_intermediate_size")), {"shared_expert_intermediate_size"});
