@@ -107,6 +107,27 @@ std::vector<std::string> template_names(const fs::path& directory) {
   return names;
 }
 
+// Returns whether sentence-transformers names the folders of an encoder's modules so: "1_Pooling", "2_Dense".
+bool is_module_folder(std::string_view name) {
+  const size_t digits = name.find_first_not_of("0123456789");
+  return digits != 0 && digits != std::string_view::npos && name[digits] == '_';
+}
+
+// Returns the files of the modules behind the encoder, sorted.
+std::vector<std::string> module_files(const fs::path& directory) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    std::error_code error;
+    if (!is_module_folder(entry.path().filename().string()) || !entry.is_directory(error)) continue;
+    for (const char* name : {"config.json", "model.safetensors", "pytorch_model.bin"}) {
+      const fs::path file = entry.path().filename() / name;
+      if (runtime::is_there(directory / file)) names.push_back(file.string());
+    }
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 std::string named(const std::vector<std::string>& names) {
   std::string list;
   for (size_t i = 0; i < std::min(names.size(), kMostNamed); ++i) list += (i > 0 ? ", " : "") + names[i];
@@ -133,13 +154,13 @@ SmallFiles find_small_files(const fs::path& directory) {
     const bool is_file = fs::is_regular_file(status) || (error && entry.is_symlink());
     if (is_file && is_copied(name)) {
       sort_in(name);
-    } else if (!is_folder || (name != fs::path(kPooling).parent_path() && name != kTemplates)) {
+    } else if (!is_folder || (!is_module_folder(name) && name != kTemplates)) {
       others.insert(is_folder ? name + "/" : name);
     }
   }
   std::sort(files.copied.begin(), files.copied.end());
   std::sort(files.links.begin(), files.links.end());
-  if (runtime::is_there(directory / kPooling)) sort_in(kPooling);
+  for (const std::string& name : module_files(directory)) sort_in(name);
   for (const std::string& name : template_names(directory)) sort_in(name);
   files.others.assign(others.begin(), others.end());
   std::vector<std::string> links = files.links;

@@ -1,6 +1,7 @@
 #include "runtime/engine/pooling.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -69,6 +70,27 @@ Pooling read_pooling(const std::filesystem::path& directory, int64_t context_len
   for (const auto& [mode, kind] : kModes) known += (known.empty() ? "" : ", ") + std::string(mode);
   throw std::runtime_error(path.string() + ": expected one of " + known + ", found " +
                            (found.empty() ? "none" : found));
+}
+
+void require_known_modules(const std::filesystem::path& directory) {
+  constexpr std::array<std::string_view, 3> kKnown = {"Transformer", "Pooling", "Normalize"};
+  const auto path = directory / "modules.json";
+  if (!is_there(path)) return;
+  const nlohmann::json modules = parse_json(read_text_file(path), path.string());
+  if (!modules.is_array()) throw std::runtime_error(path.string() + ": expected a list of modules");
+  for (const nlohmann::json& module : modules) {
+    const auto type = module.is_object() ? module.find("type") : module.end();
+    if (!module.is_object() || type == module.end() || !type->is_string()) {
+      throw std::runtime_error(path.string() + ": expected modules with a type");
+    }
+    const auto full = type->get<std::string>();
+    const std::string name = full.substr(full.rfind('.') + 1);
+    if (std::ranges::find(kKnown, name) != kKnown.end()) continue;
+    throw std::runtime_error(path.string() + ": embeddings are not computed through a module of type '" +
+                             full.substr(0, 200) +
+                             "', only through Transformer, Pooling and Normalize: to compare what the pooling gives, "
+                             "leave it out of a copy of the file");
+  }
 }
 
 void pool_rows(std::span<const float> hidden_TD, Pooling::Kind kind, std::span<float> pooled_D) {

@@ -21,6 +21,10 @@ struct Pooling {
 // other kinds of pooling (maximum, ...), which the message names.
 Pooling read_pooling(const std::filesystem::path& directory, int64_t context_length);
 
+// Throws std::runtime_error where the model's modules.json names a module behind pooling that changes embeddings and is
+// not computed here, such as a dense layer.
+void require_known_modules(const std::filesystem::path& directory);
+
 // Pools the states of a text's tokens, which are whole rows of the width of `pooled_D`, one after the other.
 void pool_rows(std::span<const float> hidden_TD, Pooling::Kind kind, std::span<float> pooled_D);
 // Divides a pooled vector by its length. `text` numbers it in messages. Throws std::runtime_error if it is not finite

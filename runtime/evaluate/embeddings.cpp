@@ -107,6 +107,7 @@ int64_t hidden_size(const Checkpoint& checkpoint) {
 
 // Throws std::invalid_argument for a decoder whose makers do not say how its states become an embedding.
 Pooling pooling_of(const Checkpoint& checkpoint) {
+  require_known_modules(checkpoint.directory());
   const Pooling pooling = read_pooling(checkpoint.directory(), context_length(checkpoint));
   if (pooling.is_stated || checkpoint.is_encoder()) return pooling;
   throw std::invalid_argument("'" + checkpoint.directory().string() +

@@ -90,10 +90,11 @@ TEST_F(SmallFilesOfAModel, ThoseOfTheListAreCopiedAndOthersNamed) {
   for (const std::string& name : copied) write_text(model_ / name, "{}");
   const Names others = {"diary.txt", "my_tokenizer.json", "pytorch_model.bin", "quantize_config.json"};
   for (const std::string& name : others) write_text(model_ / name, "{}");
-  for (const char* folder : {"1_Pooling", "onnx", ".git"}) {
+  for (const char* folder : {"1_Pooling", "2_Dense", "onnx", ".git"}) {
     fs::create_directory(model_ / folder);
     write_text(model_ / folder / "config.json", "{}");
   }
+  write_text(model_ / "2_Dense" / "model.safetensors", "w");
   fs::create_directory(model_ / "additional_chat_templates");
   write_text(model_ / "additional_chat_templates" / "tool_use.jinja", "t");
   write_text(model_ / "additional_chat_templates" / "notes.txt", "n");
@@ -102,7 +103,7 @@ TEST_F(SmallFilesOfAModel, ThoseOfTheListAreCopiedAndOthersNamed) {
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   std::set<std::string> expected = whole_;
   expected.insert(copied.begin(), copied.end());
-  expected.insert("1_Pooling/config.json");
+  expected.insert({"1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"});
   expected.insert("additional_chat_templates/tool_use.jinja");
   EXPECT_EQ(output(), expected);
   EXPECT_NE(outcome.err.find("plan: not copied from the model's folder: diary.txt, my_tokenizer.json, onnx/, "

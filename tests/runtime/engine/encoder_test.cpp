@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <tuple>
+
 #include "runtime/commands/inspect.h"
 #include "runtime/commands/verify.h"
+#include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
 #include "tests/expect_error.h"
 #include "tests/runtime/cpu/guarded_floats.h"
@@ -229,6 +231,23 @@ TEST(EncoderDescription, ModernBertHasTheWindowsAndRotationsOfTransformers) {
          {"'layer_types'", "sliding_attention"});
   refuse({{"local_attention", 0}}, {"'local_attention'"});
   refuse({{"architectures", {"ModernBertForMaskedLM"}}}, {"'architectures'", "ModernBertModel"});
+}
+
+TEST(Pooling, ModulesThatChangeEmbeddingsAreRefused) {
+  const TemporaryFolder folder;
+  require_known_modules(folder.path());
+  const auto write = [&](const std::string& text) { write_file_atomically(folder.path() / "modules.json", text); };
+  const std::string known = R"([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"type": "sentence_transformers.models.Pooling"}, {"type": "sentence_transformers.models.Normalize"})";
+  write(known + "]");
+  require_known_modules(folder.path());
+  write(known + R"(, {"type": "sentence_transformers.models.Dense"}])");
+  expect_error<std::runtime_error>([&] { require_known_modules(folder.path()); },
+                                   {"modules.json", "sentence_transformers.models.Dense", "Normalize"});
+  for (const char* damaged : {"{}", "[1]", "[{}]", R"([{"type": 3}])"}) {
+    write(damaged);
+    expect_error<std::runtime_error>([&] { require_known_modules(folder.path()); }, {"modules.json", "expected"});
+  }
 }
 
 // transformers 5.17 computes MPNet with these two numbers, whatever its config.json says.

@@ -33,7 +33,7 @@ namespace {
 TEST_F(CheckpointTest, TransposedWeightsAreMadeWhenTheyAreRead) {
   const fs::path directory = kGolden / "gpt2_transposed";
   const Checkpoint checkpoint = Checkpoint::open(directory);
-  const SafetensorsFile file = SafetensorsFile::open(directory / kSingleFileName);
+  const SafetensorsFile file = SafetensorsFile::open(directory / "model.safetensors");
   for (const LinearDescription& linear : block_linears(checkpoint.description())) {
     const TensorView read = checkpoint.tensor(linear.name + ".weight");
     EXPECT_NE(read.owned, nullptr);
