@@ -82,7 +82,9 @@ std::string derive_student(const PhaseInput& input, const RunOptions& options, r
   const std::optional<runtime::TokenWindows> windows = read_windows(input.recipe, teacher);
   if (windows) note_other_windows(*input.recipe.calibration, *windows, phase.data.events);
   if (input.recipe.kept_zeros == KeptZeros::pruned) note_lost_zeros(teacher, student, phase.data.events);
-  if (const int64_t num_blocks = num_next_token_blocks(teacher.config_json()); num_blocks > 0) {
+  const bool has_fewer_layers = student.layers != StudentOptions::kOfTeacher &&
+                                student.layers < static_cast<int64_t>(teacher.description().blocks.size());
+  if (const int64_t num_blocks = num_next_token_blocks(teacher.config_json()); has_fewer_layers && num_blocks > 0) {
     phase.data.events.push_back("student: " + std::to_string(num_blocks) +
                                 " blocks behind the last one, which predict later tokens, are left out");
   }

@@ -221,10 +221,14 @@ std::vector<runtime::StreamedTensor> stream_tensors(const runtime::Checkpoint& t
     if (const std::optional<int64_t> layer = layer_of(layers, name)) {
       const auto block = std::find_if(channels.blocks.begin(), channels.blocks.end(),
                                       [&](const StudentBlock& b) { return b.kept == *layer; });
-      if (block == channels.blocks.end()) continue;
-      below_block = name.substr(model.blocks[static_cast<size_t>(*layer)].name.size() + 1);
-      student_name = layers + std::to_string(block - channels.blocks.begin()) + "." + below_block;
-      run = block->run;
+      // Blocks behind the last one stay behind all others.
+      const bool is_behind = *layer >= static_cast<int64_t>(model.blocks.size());
+      if (block == channels.blocks.end() && !(is_behind && channels.blocks.size() == model.blocks.size())) continue;
+      if (!is_behind) {
+        below_block = name.substr(model.blocks[static_cast<size_t>(*layer)].name.size() + 1);
+        student_name = layers + std::to_string(block - channels.blocks.begin()) + "." + below_block;
+        run = block->run;
+      }
     }
     const runtime::TensorLayout view = teacher.layout(name);
     const auto change = changes.find(name);

@@ -120,10 +120,10 @@ std::string student_config(const std::string& config_json, const runtime::ModelD
   Json config = runtime::parse_ordered_json(config_json, "config.json");
   if (kept.size() != teacher.blocks.size()) {
     keep_layers(teacher, kept, config);
+    if (config.contains(kNextTokenBlocks)) config[kNextTokenBlocks] = 0;
     const auto* family = runtime::decoder_families().find(&runtime::DecoderFamily::name, teacher.family);
     config[std::string(family->sizes.blocks)] = kept.size();
   }
-  if (config.contains(kNextTokenBlocks)) config[kNextTokenBlocks] = 0;
   keep_factors(teacher, kept.size(),
                options.hidden_size == StudentOptions::kOfTeacher ? teacher.hidden_size : options.hidden_size, config);
   if (options.heads != StudentOptions::kOfTeacher || options.kv_heads != StudentOptions::kOfTeacher) {

@@ -14,7 +14,7 @@ namespace pare::compress {
 // hidden_size and intermediate_size. head_dim is added where the file implied it by other sizes. Keys that describe
 // single layers by their number then describe the kept ones: lists with an entry for each layer, mlp_only_layers, and
 // layer_types. The latter is written where the pattern that implied it, sliding_window_pattern or max_window_layers, no
-// longer does so. Blocks behind the last one, which predict later tokens, are not kept: the number of them becomes 0.
+// longer does so. Blocks behind the last one, which predict later tokens, are left out: their number becomes 0.
 // All other keys stay, in their order. `kept` are the teacher's layers that the student has, ascending.
 std::string student_config(const std::string& config_json, const runtime::ModelDescription& teacher,
                            const StudentOptions& options, std::span<const int64_t> kept);

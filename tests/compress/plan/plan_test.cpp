@@ -306,11 +306,11 @@ TEST(EngineVerdicts, FollowTheSchemesOfThePlan) {
 
 // The converter has no class for these families (conversion/__init__.py).
 TEST(EngineVerdicts, OfFamiliesThatLlamaCppDoesNotKnow) {
-  const std::string rtn = "passes:\n  - rtn: {bits: 4, group_size: -1}\n";
+  const std::string pruned = "passes:\n  - magnitude: {}\n";
   for (const char* model : {"opt_learned_positions", "ministral_mixed_windows"}) {
-    EXPECT_NE(verdict_of("llama.cpp", verdicts_of(rtn, model)).reasons.at(0).find("does not know the family"),
+    EXPECT_NE(verdict_of("llama.cpp", verdicts_of(pruned, model)).reasons.at(0).find("does not know the family"),
               std::string::npos);
-    expect_loads("passes:\n  - magnitude: {}\n", {true, true, false}, model);
+    expect_loads(pruned, {true, true, false}, model);
   }
 }
 
@@ -335,24 +335,25 @@ TEST(EngineVerdicts, OfExperts) {
 
 // transformers rounds these inputs with one range where a token should have its own.
 TEST(EngineVerdicts, OfRangesOfTokens) {
-  const auto restriction = [](const std::string& model, const std::string& linears) {
+  const auto restriction = [](const std::string& model, const std::string& others) {
     const EngineVerdict verdict = verdict_of(
-        "transformers", verdicts_of("passes:\n  - fp8: {}\n    layers: {include: [\"" + linears + "\"]}\n", model));
+        "transformers", verdicts_of("passes:\n  - fp8: {}\n    layers: {exclude: [" + others + "]}\n", model));
     EXPECT_TRUE(verdict.loads);
     return verdict.reasons.empty() ? "" : verdict.reasons.front();
   };
-  EXPECT_NE(restriction("deepseek_v3_moe_groups", "*.kv_b_proj").find("one range for a whole sequence"),
-            std::string::npos);
-  EXPECT_EQ(restriction("deepseek_v3_moe_groups", "*.o_proj"), "");
-  EXPECT_EQ(restriction("deepseek_v3_moe_groups", "*.shared_experts.*"), "");
-  EXPECT_NE(restriction("qwen2_moe_shared_bf16", "*.shared_expert.*").find("one range for all tokens"),
-            std::string::npos);
+  const std::string latents = R"("*.q_a_proj", "*.q_b_proj", "*.kv_a_proj_with_mqa", "*.mlp.experts.*")";
+  EXPECT_NE(restriction("deepseek_v3_moe_groups", latents).find("one range for a whole sequence"), std::string::npos);
+  EXPECT_EQ(restriction("deepseek_v3_moe_groups", latents + R"(, "*.kv_b_proj")"), "");  // with the shared experts
+  const std::string experts = R"("*.mlp.experts.*")";
+  EXPECT_NE(restriction("qwen2_moe_shared_bf16", experts).find("one range for all tokens"), std::string::npos);
+  EXPECT_EQ(restriction("qwen2_moe_shared_bf16", experts + R"(, "*.shared_expert.*")"), "");
 }
 
 TEST(EngineVerdicts, OfLatents) {
-  const std::string one =
-      "passes:\n  - rtn: {bits: 4, group_size: -1}\n    layers: {include: [\"*.kv_a_proj_with_mqa\"]}\n";
-  const EngineVerdict fused = verdict_of("vLLM", verdicts_of(one, "deepseek_v3_moe_groups"));
+  const EngineVerdict fused =
+      verdict_of("vLLM", verdicts_of("passes:\n  - rtn: {bits: 4, group_size: -1}\n    layers: {exclude: "
+                                     "[\"*.kv_a_proj_with_mqa\"]}\n",
+                                     "deepseek_v3_moe_groups"));
   ASSERT_FALSE(fused.loads);
   EXPECT_NE(fused.reasons.front().find("q_a, kv_a have different schemes"), std::string::npos);
 }

@@ -19,7 +19,8 @@ std::vector<float> weight_where(IsKept&& is_kept) {
   std::vector<float> values;
   for (int64_t row = 0; row < kRows; ++row) {
     for (int64_t column = 0; column < kColumns; ++column) {
-      values.push_back(is_kept(row, column) ? 0.5f - static_cast<float>(row % 2) : 0.0f);
+      const float size = 0.5f + 1e-3f * static_cast<float>((row * kColumns + column) % 997);
+      values.push_back(is_kept(row, column) ? (row % 2 == 0 ? size : -size) : 0.0f);
     }
   }
   return values;
