@@ -16,7 +16,6 @@
 #include "compress/artifact/model_hash.h"
 #include "compress/hdf5/hdf5_reader.h"
 #include "compress/predict/predict.h"
-#include "compress/record/prompts.h"
 #include "compress/record/teacher.h"
 #include "compress/record/unfinished_store.h"
 #include "compress/walk/statistics.h"
@@ -24,6 +23,7 @@
 #include "runtime/device/make_backend.h"
 #include "runtime/evaluate/document_windows.h"
 #include "runtime/evaluate/perplexity.h"
+#include "runtime/evaluate/prompts.h"
 #include "runtime/evaluate/token_source.h"
 #include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/import/model_directory.h"
@@ -141,12 +141,12 @@ Material read_windows(const RecordOptions& options, const runtime::Tokenizer& to
   return material;
 }
 
-Material read_prompts(const RecordOptions& options, const runtime::SamplingOptions& sampling,
-                      const runtime::Tokenizer& tokenizer, const runtime::ModelDescription& model) {
+Material encode_prompts(const RecordOptions& options, const runtime::SamplingOptions& sampling,
+                        const runtime::Tokenizer& tokenizer, const runtime::ModelDescription& model) {
   Material material;
   material.num_samples = options.num_samples;
   material.max_new_tokens = options.max_new_tokens;
-  const runtime::SourceTexts prompts = compress::read_prompts(options.prompts, &tokenizer);
+  const runtime::SourceTexts prompts = runtime::read_prompts(options.prompts, &tokenizer);
   for (const std::string& prompt : prompts.texts) {
     runtime::throw_if_interrupted();
     std::vector<int32_t> ids = tokenizer.encode(prompt, /*add_special_tokens=*/!prompts.are_chats);
@@ -216,12 +216,6 @@ std::vector<int64_t> cut_shards(const Material& material, int64_t shard_tokens) 
   }
   return shard_sequences;
 }
-
-// Returns a seed of its own for each sequence, so that no sequence depends on where a run was resumed.
-uint64_t sequence_seed(uint64_t seed, int64_t sequence) {
-  return runtime::RandomNumbers(runtime::RandomNumbers(seed).next() + static_cast<uint64_t>(sequence)).next();
-}
-
 void check_options(const RecordOptions& options) {
   if (options.text.empty() == options.prompts.empty()) {
     throw std::invalid_argument("expected a text to record (--text) or prompts to continue (--prompts), found " +
@@ -286,7 +280,7 @@ class Recording {
         continue;
       }
       runtime::SamplingOptions sampling = sampling_;
-      sampling.seed = sequence_seed(options_.seed, sequence);
+      sampling.seed = runtime::text_seed(options_.seed, sequence);
       requests.push_back({.prompt = start,
                           .options = {.max_tokens = material_.max_new_tokens,
                                       .sampling = sampling,
@@ -369,7 +363,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
     sampling = chosen.sampling;
     for (std::string& note : chosen.notes) events.push_back(std::move(note));
   }
-  Material material = options.text.empty() ? read_prompts(options, sampling, tokenizer, model)
+  Material material = options.text.empty() ? encode_prompts(options, sampling, tokenizer, model)
                                            : read_windows(options, tokenizer, checkpoint);
   const int64_t num_vocabulary = count_tokens(tokenizer, model);
   if (options.num_kept < 1 || options.num_kept > num_vocabulary) {

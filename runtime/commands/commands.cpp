@@ -15,6 +15,7 @@
 #include "runtime/commands/bench.h"
 #include "runtime/commands/command_parts.h"
 #include "runtime/commands/eval_command.h"
+#include "runtime/commands/generate_command.h"
 #include "runtime/commands/inspect.h"
 #include "runtime/commands/verify.h"
 #include "runtime/engine/chosen_sampling.h"
@@ -63,102 +64,6 @@ void run_import(const Arguments& arguments, Console& console) {
                            {"bytes", written.num_bytes},
                            {"parameters", written.sizes->all_parameters},
                            {"seconds", seconds_since(start)}}));
-}
-
-// Prints a prompt and, piece by piece, what a model adds to it. Nothing appears before the first new token, so that a
-// refused generation prints nothing.
-class ContinuedText {
- public:
-  ContinuedText(const Tokenizer& tokenizer, std::string prompt, std::span<const int32_t> ids, std::ostream& out)
-      : prompt_(std::move(prompt)), out_(out), added_(tokenizer, ids) {}
-
-  void add(int32_t id) { print(added_.add(id)); }
-
-  // Prints the text that was held back, and the end of the line.
-  void finish() {
-    print(added_.finish());
-    out_ << '\n' << std::flush;  // the next message on standard error gets a line of its own
-  }
-
-  // Returns all text without the prompt.
-  const std::string& continuation() const { return continuation_; }
-
- private:
-  void print(const std::string& piece) {
-    out_ << std::exchange(prompt_, "") << piece << std::flush;
-    continuation_ += piece;
-  }
-
-  std::string prompt_;  // empty once it is printed
-  std::ostream& out_;
-  AddedText added_;
-  std::string continuation_;
-};
-
-void run_generate(const Arguments& arguments, Console& console) {
-  MemorySampler memory;
-  const ModelLoader loader(arguments);
-  NamedModel named(arguments.positional(0), arguments.flag("verify"), "", console);
-  const Checkpoint& checkpoint = named.described();
-  require_listed_files(named.directory());
-  const ChosenSampling chosen =
-      choose_sampling(given_sampling(arguments, /*has_top_k=*/true), checkpoint.generation(),
-                      /*otherwise=*/{.seed = static_cast<uint64_t>(arguments.integer("seed"))});
-  const SamplingOptions& sampling = chosen.sampling;
-  for (const std::string& note : chosen.notes) console.progress().print(note);
-  const Sampler possible(sampling);  // throws for options that it cannot draw with
-  const Tokenizer tokenizer = Tokenizer::open(checkpoint.directory());
-  const std::string& prompt = arguments.text("prompt");
-  const bool is_chat = arguments.flag("chat");
-  if (!is_chat && arguments.given("system")) throw WrongUsage("--system belongs to --chat: add it");
-  const std::string text = is_chat ? ChatTemplate::open(tokenizer).render(
-                                         make_chat(arguments.given("system") ? arguments.text("system") : "", prompt))
-                                   : prompt;
-  const std::vector<int32_t> ids = tokenizer.encode(text, /*add_special_tokens=*/!is_chat);
-  const GenerationOptions options = {.max_tokens = arguments.integer("max-tokens"),
-                                     .sampling = sampling,
-                                     .vocabulary_size = tokenizer.vocabulary_size()};
-  check_length(checkpoint.description(), static_cast<int64_t>(ids.size()), options.max_tokens);
-  const auto num_tokens = static_cast<int64_t>(ids.size()) + options.max_tokens;
-  loader.check_memory(
-      checkpoint,
-      {.num_rows = num_tokens, .num_tokens = num_tokens, .keeps_every_layer = true, .kv_bits = kv_bits(arguments)});
-  Transformer model = loader.load(named.whole(), console);
-  use_bits(arguments, model);
-  ContinuedText stream(tokenizer, is_chat ? "" : prompt, ids, console.model_text());
-  const Generation generation = generate(model, ids, options, [&](int32_t id) { stream.add(id); });
-  stream.finish();
-  if (generation.ids.empty()) {
-    console.progress().print("the model ended the text at once: its first token ends texts (id " +
-                             std::to_string(generation.end_token) + "), so nothing follows the prompt");
-  }
-  console.progress().print(std::to_string(generation.prompt_tokens) + " prompt tokens at " +
-                           format_number(generation.prefill_tokens_per_second(), 1) + " tokens/s, " +
-                           std::to_string(generation.ids.size()) + " new ones" +
-                           (generation.decoded_tokens == 0
-                                ? std::string()
-                                : " at " + format_number(generation.decode_tokens_per_second(), 1) + " tokens/s"));
-  const InputZeros zeros = model.input_zeros();
-  nlohmann::ordered_json result = {{"prompt", prompt},
-                                   {"text", stream.continuation()},
-                                   {"ids", generation.ids},
-                                   {"temperature", sampling.temperature},
-                                   {"top_k", sampling.top_k},
-                                   {"top_p", sampling.top_p},
-                                   {"min_p", sampling.min_p},
-                                   {"repetition_penalty", sampling.repetition_penalty},
-                                   {"stopped_by", generation.reached_end ? "end" : "max-tokens"},
-                                   {"prompt_tokens", generation.prompt_tokens},
-                                   {"tokens", generation.ids.size()},
-                                   {"prefill_tokens_per_second", generation.prefill_tokens_per_second()},
-                                   {"decode_tokens_per_second", generation.decode_tokens_per_second()},
-                                   {"peak_memory_bytes", memory.peak_bytes()}};
-  if (zeros.is_counted()) {
-    console.progress().print(zeros_text(zeros));
-    result["zero_inputs"] = zeros.zero_share();
-    result["skipped_columns"] = zeros.skipped_share();
-  }
-  console.set_result(dump(result));
 }
 
 // Opens the tokenizer of a model. Other files of the model need not be there.
@@ -274,38 +179,6 @@ void run_bench(const Arguments& arguments, Console& console) {
   result.peak_memory_bytes = memory.peak_bytes();
   console.report() << to_text(result);
   console.set_result(to_json(result));
-}
-
-// Defaults are shown from the structs that hold them.
-Command generate_command() {
-  const GenerationOptions defaults;
-  const SamplingOptions& sampling = defaults.sampling;
-  OptionSpec prompt = required_text("prompt", "TEXT", "the text to continue");
-  prompt.is_path = false;
-  prompt.may_be_empty = true;  // a model with a beginning token of its own can start from that
-  std::vector<OptionSpec> options = {
-      prompt,
-      {.name = "chat",
-       .help = "the text is a user's turn: write it as the model's chat template does, and print the answer alone"},
-      words("system", "TEXT", "the system's message, before the user's turn of --chat"),
-      count("max-tokens", std::to_string(defaults.max_tokens), "stop after N new tokens", 1)};
-  options = joined(std::move(options), sampling_options(sampling, /*has_top_k=*/true));
-  options =
-      joined(std::move(options),
-             {count("seed", std::to_string(sampling.seed), "seed of the draws; the same seed gives the same text", 0),
-              {.name = "verify",
-               .help = "first check that the files match pare.json (eval does so unless it has --no-verify)"},
-              device_option(),
-              kv_bits_option(),
-              attention_bits_option()});
-  options = joined(std::move(options), compute_options());
-  return {
-      .name = "generate",
-      .summary =
-          "Print a prompt and the model's continuation, greedy unless options or generation_config.json say otherwise.",
-      .positionals = {kModel},
-      .options = std::move(options),
-      .run = run_generate};
 }
 
 Command bench_command() {

@@ -151,6 +151,10 @@ double RandomNumbers::uniform() {
   return static_cast<double>(next() >> 11) * 0x1p-53;
 }
 
+uint64_t text_seed(uint64_t seed, int64_t text) {
+  return RandomNumbers(RandomNumbers(seed).next() + static_cast<uint64_t>(text)).next();
+}
+
 Sampler::Sampler(const SamplingOptions& options) : options_(options), random_(options.seed) {
   if (!std::isfinite(options.temperature) || options.temperature < 0.0) {
     throw std::invalid_argument("temperature " + std::to_string(options.temperature) + ": expected a number >= 0");

@@ -34,6 +34,9 @@ struct SamplingOptions {
   uint64_t seed = 0;
 };
 
+// Returns the seed of the draws of one of many texts. Neighbouring texts and neighbouring seeds have nothing in common.
+uint64_t text_seed(uint64_t seed, int64_t text);
+
 class Sampler {
  public:
   // Throws std::invalid_argument for a temperature that is negative or not finite, a negative top_k, a top_p outside

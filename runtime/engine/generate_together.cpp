@@ -11,11 +11,17 @@
 namespace pare::runtime {
 namespace {
 
+using OnFinished = std::function<void(size_t request, const Generation& text)>;
+
 // The texts in the lanes, and the requests that wait for one.
 class GrowingTexts {
  public:
-  GrowingTexts(Transformer& model, std::span<const GenerationRequest> requests, int64_t num_lanes)
-      : description_(model.description()), requests_(requests), generations_(requests.size()) {
+  GrowingTexts(Transformer& model, std::span<const GenerationRequest> requests, int64_t num_lanes,
+               const OnFinished& on_finished)
+      : description_(model.description()),
+        requests_(requests),
+        on_finished_(on_finished),
+        generations_(requests.size()) {
     int64_t max_tokens = 0;
     for (const GenerationRequest& request : requests) {
       const auto num_prompt = static_cast<int64_t>(request.prompt.size());
@@ -84,12 +90,15 @@ class GrowingTexts {
   }
 
   void finish(size_t lane) {
-    generations_[texts_[lane]->request] = std::move(texts_[lane]->continuation.generation);
+    const size_t request = texts_[lane]->request;
+    generations_[request] = std::move(texts_[lane]->continuation.generation);
     texts_[lane].reset();
+    if (on_finished_) on_finished_(request, generations_[request]);
   }
 
   const ModelDescription& description_;
   std::span<const GenerationRequest> requests_;
+  const OnFinished& on_finished_;
   std::vector<Generation> generations_;
   std::unique_ptr<Transformer::Lanes> lanes_;
   std::vector<std::optional<Text>> texts_;  // one place per lane
@@ -105,9 +114,9 @@ int64_t lanes_at_once(const ModelDescription& model, int64_t num_texts, int64_t 
 }
 
 std::vector<Generation> generate_together(Transformer& model, std::span<const GenerationRequest> requests,
-                                          int64_t num_lanes) {
+                                          int64_t num_lanes, const OnFinished& on_finished) {
   if (requests.empty()) return {};
-  return GrowingTexts(model, requests, num_lanes).run();
+  return GrowingTexts(model, requests, num_lanes, on_finished).run();
 }
 
 }  // namespace pare::runtime

@@ -109,8 +109,9 @@ int64_t forward_work_bytes(const ModelDescription& model, const DeviceWorkload& 
 }
 
 int64_t cache_bytes(const ModelDescription& model, const DeviceWorkload& workload) {
-  const int64_t num_tokens =
-      workload.keeps_every_layer ? static_cast<int64_t>(model.blocks.size()) * workload.num_tokens : workload.num_rows;
+  const int64_t num_tokens = workload.keeps_every_layer
+                                 ? static_cast<int64_t>(model.blocks.size()) * workload.num_tokens * workload.num_texts
+                                 : workload.num_rows;
   return num_tokens * KvStorage::bytes_per_token(workload.kv_bits, model.num_kv_heads, model.head_size);
 }
 

@@ -1,5 +1,5 @@
-#include "compress/record/prompts.h"
 #include "runtime/evaluate/instruction_data.h"
+#include "runtime/evaluate/prompts.h"
 #include "runtime/evaluate/token_source.h"
 #include "tests/fuzz/fuzz_folder.h"
 #include "tests/fuzz/fuzz_input.h"
@@ -14,7 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     pare::fuzz(data, size, [&](Bytes) { pare::runtime::read_source_texts(path, tokenizer); });
     pare::fuzz(data, size, [&](Bytes) { pare::runtime::read_texts(path); });
     pare::fuzz(data, size, [&](Bytes) { pare::runtime::read_instructions(path, 0); });
-    pare::fuzz(data, size, [&](Bytes) { pare::compress::read_prompts(path, {}); });
+    pare::fuzz(data, size, [&](Bytes) { pare::runtime::read_prompts(path, {}); });
   }
   return 0;
 }

@@ -13,8 +13,8 @@
 
 #include "compress/predict/predict.h"
 #include "compress/record/logit_store.h"
-#include "compress/record/prompts.h"
 #include "runtime/engine/generate.h"
+#include "runtime/evaluate/prompts.h"
 #include "runtime/files/npy.h"
 #include "runtime/files/safetensors.h"
 #include "runtime/tokenizer/tokenizer.h"

@@ -398,6 +398,54 @@ TEST_F(PareRuntime, GenerateIsGreedyAndSeeded) {
   EXPECT_EQ(run(words + " --quiet").out, "Hello you" + greedy["text"].get<std::string>() + "\n");
 }
 
+// Each of many prompts is continued as it is alone.
+TEST_F(PareRuntime, GenerateContinuesThePromptsOfAFile) {
+  const std::filesystem::path file = folder_.path() / "prompts.jsonl";
+  std::vector<std::string> prompts;
+  std::string lines;
+  for (int n = 0; n < 20; ++n) {
+    prompts.push_back(std::string("Hello you and me").substr(0, static_cast<size_t>(1 + n % 12)));
+    lines += nlohmann::json{{"prompt", prompts.back()}}.dump() + "\n";
+  }
+  std::ofstream(file) << lines;
+  const std::string words = "generate " + model_.string() + " --max-tokens 9 ";
+  const nlohmann::json all = run_json(words + "--repetition-penalty 1.3 --prompts " + file.string());
+  ASSERT_EQ(all["generations"].size(), prompts.size());
+  EXPECT_EQ(all["texts_at_a_time"], 16);
+  std::string printed;
+  for (size_t n = 0; n < prompts.size(); ++n) {
+    const nlohmann::json alone = run_json(words + "--repetition-penalty 1.3 --prompt '" + prompts[n] + "'");
+    for (const char* key : {"prompt", "text", "ids", "stopped_by", "prompt_tokens", "tokens"}) {
+      EXPECT_EQ(all["generations"][n][key], alone[key]) << key << " of " << n;
+    }
+    printed += "--- prompt " + std::to_string(n + 1) + "\n" + prompts[n] + alone["text"].get<std::string>() + "\n";
+  }
+  EXPECT_EQ(run(words + "--repetition-penalty 1.3 --quiet --prompts " + file.string()).out, printed);
+  // Draws of one prompt are independent, and the seed decides them all.
+  const nlohmann::json drawn = run_json(words + "--temperature 2 --seed 3 --prompts " + file.string());
+  EXPECT_EQ(prompts[0], prompts[12]);
+  EXPECT_NE(drawn["generations"][0]["ids"], drawn["generations"][12]["ids"]);
+  EXPECT_EQ(run_json(words + "--temperature 2 --seed 3 --prompts " + file.string())["generations"],
+            drawn["generations"]);
+  EXPECT_NE(run_json(words + "--temperature 2 --seed 4 --prompts " + file.string())["generations"],
+            drawn["generations"]);
+}
+
+TEST_F(PareRuntime, PromptsThatCannotBeContinuedAreRefused) {
+  const std::filesystem::path file = folder_.path() / "prompts.jsonl";
+  const std::string words = "generate " + model_.string() + " --max-tokens 9 --prompts " + file.string();
+  expect_failure(words, 1, {"prompts.jsonl"});
+  std::ofstream(file) << "{\"prompt\": \"ab\"}\n{\"prompt\": \"" + std::string(300, 'x') + "\"}\n";
+  expect_failure(words, 1, {"prompts.jsonl: prompt 2: ", "shorten the prompt"});
+  std::ofstream(file) << "{\"text\": \"ab\"}\n";
+  expect_failure(words, 1, {"prompts.jsonl", "'prompt'"});
+  std::ofstream(file) << "";
+  expect_failure(words, 1, {"holds no prompts"});
+  expect_failure(words + " --prompt a", 2, {"--prompt and --prompts: give one of them"});
+  expect_failure("generate " + model_.string(), 2, {"--prompt TEXT and --prompts FILE"});
+  expect_failure(words + " --system s", 2, {"--system belongs to --chat"});
+}
+
 TEST_F(PareRuntime, TokenizePrintsIdsOnOneLine) {
   std::ofstream(text_) << "a b\n";
   EXPECT_EQ(run("tokenize " + model_.string() + " --text " + text_.string()).out, "0 67 1 68 2\n");

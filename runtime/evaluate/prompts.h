@@ -1,4 +1,4 @@
-// Reads prompts whose continuations a teacher is to write.
+// Reads prompts whose continuations a model is to write.
 #pragma once
 
 #include <filesystem>
@@ -7,7 +7,7 @@
 
 #include "runtime/evaluate/token_source.h"
 
-namespace pare::compress {
+namespace pare::runtime {
 
 // Returns the prompts of a file, in order. A .jsonl file gives the field "prompt" of each line that is not blank. Where
 // the first line holds a conversation (runtime/chat/chat_template.h), all lines must: each is asked for the answer that
@@ -16,6 +16,6 @@ namespace pare::compress {
 // default template with which answers are scored (runtime/evaluate/instruction_data.h).
 // Throws std::invalid_argument for another extension. Throws std::runtime_error (path and line or item, expected,
 // found) for wrong content, a file without prompts and an empty prompt, and what ChatTemplate throws.
-runtime::SourceTexts read_prompts(const std::filesystem::path& path, const runtime::Tokenizer* tokenizer);
+SourceTexts read_prompts(const std::filesystem::path& path, const Tokenizer* tokenizer);
 
-}  // namespace pare::compress
+}  // namespace pare::runtime
