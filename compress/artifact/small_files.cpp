@@ -14,6 +14,7 @@
 #include "runtime/import/model_directory.h"
 #include "runtime/model/checkpoint_files.h"
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/private_files.h"
 #include "runtime/system/sha256.h"
 
@@ -23,6 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kPooling = "1_Pooling/config.json";  // says how an encoder's hidden states are pooled (pooling.h)
+constexpr const char* kModules = "modules.json";
 constexpr const char* kTemplates = "additional_chat_templates";  // NAME.jinja, beside chat_template.jinja
 constexpr size_t kMostNamed = 12;                                // files in one line
 
@@ -38,7 +40,7 @@ bool is_copied(const std::string& name) {
                                                             "merges.txt",
                                                             "preprocessor_config.json",
                                                             "processor_config.json",
-                                                            "modules.json",
+                                                            kModules,
                                                             "config_sentence_transformers.json",
                                                             "sentence_bert_config.json"};
   constexpr std::array<std::string_view, 5> kBeginnings = {"tokenizer.", "vocab.", "chat_template.", "README",
@@ -107,25 +109,32 @@ std::vector<std::string> template_names(const fs::path& directory) {
   return names;
 }
 
-// Returns whether sentence-transformers names the folders of an encoder's modules so: "1_Pooling", "2_Dense".
-bool is_module_folder(std::string_view name) {
-  const size_t digits = name.find_first_not_of("0123456789");
-  return digits != 0 && digits != std::string_view::npos && name[digits] == '_';
-}
-
-// Returns the files of the modules behind the encoder, sorted.
-std::vector<std::string> module_files(const fs::path& directory) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(directory)) {
-    std::error_code error;
-    if (!is_module_folder(entry.path().filename().string()) || !entry.is_directory(error)) continue;
-    for (const char* name : {"config.json", "model.safetensors", "pytorch_model.bin"}) {
-      const fs::path file = entry.path().filename() / name;
-      if (runtime::is_there(directory / file)) names.push_back(file.string());
+// Returns the folders of the modules behind the encoder, as sentence-transformers' modules.json names them ("2_Dense").
+// A file that is not such a list names none: nothing of a run depends on it.
+std::set<std::string> module_folders(const fs::path& directory) {
+  std::set<std::string> folders = {fs::path(kPooling).parent_path().string()};
+  if (!runtime::is_there(directory / kModules) || leads_out(directory, kModules)) return folders;
+  nlohmann::json modules;
+  try {
+    modules = runtime::parse_json(runtime::read_text_file(directory / kModules), kModules);
+  } catch (const std::runtime_error&) {
+    return folders;
+  }
+  for (const nlohmann::json& module : modules) {
+    const bool has_path = module.is_object() && module.contains("path") && module["path"].is_string();
+    const std::string path = has_path ? module["path"].get<std::string>() : std::string();
+    // The encoder itself lies beside the file, or in the folder of module 0 with weights that are not to be copied.
+    const bool is_first = has_path && module.value("idx", nlohmann::json(1)) == 0;
+    if (!path.empty() && !is_first && !path.starts_with('.') && path.find('/') == std::string::npos) {
+      folders.insert(path);
     }
   }
-  std::sort(names.begin(), names.end());
-  return names;
+  return folders;
+}
+
+// Returns whether a module's folder holds this file for it, and not for something else.
+bool is_of_module(const std::string& name) {
+  return name == "config.json" || name == "model.safetensors" || name == "pytorch_model.bin";
 }
 
 std::string named(const std::vector<std::string>& names) {
@@ -143,6 +152,7 @@ SmallFiles find_small_files(const fs::path& directory) {
   const auto sort_in = [&](const std::string& name) {
     (leads_out(directory, name) ? files.links : files.copied).push_back(name);
   };
+  const std::set<std::string> modules = module_folders(directory);
   for (const auto& entry : fs::directory_iterator(directory)) {
     const std::string name = entry.path().filename().string();
     if (name.starts_with('.') || name == runtime::kConfigName || name == runtime::kManifestName ||
@@ -154,13 +164,23 @@ SmallFiles find_small_files(const fs::path& directory) {
     const bool is_file = fs::is_regular_file(status) || (error && entry.is_symlink());
     if (is_file && is_copied(name)) {
       sort_in(name);
-    } else if (!is_folder || (!is_module_folder(name) && name != kTemplates)) {
+    } else if (!is_folder || (!modules.contains(name) && name != kTemplates)) {
       others.insert(is_folder ? name + "/" : name);
     }
   }
   std::sort(files.copied.begin(), files.copied.end());
   std::sort(files.links.begin(), files.links.end());
-  for (const std::string& name : module_files(directory)) sort_in(name);
+  for (const std::string& folder : modules) {
+    if (!fs::is_directory(directory / folder)) continue;
+    std::set<std::string> names;
+    for (const auto& entry : fs::directory_iterator(directory / folder)) {
+      const fs::path name = entry.path().filename();
+      if (name.string().starts_with('.')) continue;
+      (is_of_module(name.string()) && !entry.is_directory() ? names : others)
+          .insert((fs::path(folder) / name).string());
+    }
+    for (const std::string& name : names) sort_in(name);
+  }
   for (const std::string& name : template_names(directory)) sort_in(name);
   files.others.assign(others.begin(), others.end());
   std::vector<std::string> links = files.links;

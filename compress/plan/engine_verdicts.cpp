@@ -87,12 +87,17 @@ void judge_ranges_of_tokens(const RunPlan& plan, const runtime::ModelDescription
     for (const LayerPlan& layer : plan.blocks[b]) {
       const runtime::InputFormat& input = layer.scheme.input;
       if (!has_scheme(layer) || input.is_plain() || input.range != runtime::InputRange::token) continue;
+      if (layer.scheme.container != runtime::kCompressedTensors) continue;
+      const bool is_of_network = layer.stage.kind == runtime::Stage::feed_forward_input ||
+                                 layer.stage.kind == runtime::Stage::feed_forward_output;
       const bool is_shared =
           layer.stage.expert != runtime::Stage::kNoExpert && layer.stage.expert >= model.blocks[b].num_routed();
       if (layer.stage.kind == runtime::Stage::key_value_latent) {
         restrictions.add("inputs of '*.kv_b_proj' get one range for a whole sequence, not one for each token");
       } else if (is_shared && model.shared_expert_gets_rows) {
         restrictions.add("inputs of shared experts get one range for all tokens, not one for each token");
+      } else if (is_of_network && model.network_gets_rows) {
+        restrictions.add("inputs of the feed-forward layers get one range for all tokens, not one for each token");
       }
     }
   }

@@ -419,7 +419,7 @@ Prediction predict_encoder(const RunPlan& plan, const runtime::Checkpoint& check
     evaluating_seconds += evaluation_seconds(sizes.block_weights, sizes, evaluation, matmul_rate);
   }
   const int64_t batch_bytes = std::max(runtime::Encoder::kBatchRows, model.context_length) *
-                              (9 * model.hidden_size + 3 * model.feed_forward_size) * 4;
+                              (model.hidden_size * 4 + runtime::encoder_row_bytes(model));
   const int64_t evaluation_bytes =
       libraries + sizes.output_bytes + sizes.source_bytes + 2 * batch_bytes + 2 * num_evaluated * model.hidden_size * 4;
   const int64_t least = std::max(walk_bytes, num_evaluated > 0 ? evaluation_bytes : 0);

@@ -7,7 +7,6 @@
 
 #include "compress/run/phase.h"
 #include "compress/student/student.h"
-#include "compress/student/student_config.h"
 #include "runtime/commands/layer_sparsity.h"
 #include "runtime/evaluate/token_source.h"
 #include "runtime/evaluate/windows_tokenizer.h"
@@ -84,9 +83,9 @@ std::string derive_student(const PhaseInput& input, const RunOptions& options, r
   if (input.recipe.kept_zeros == KeptZeros::pruned) note_lost_zeros(teacher, student, phase.data.events);
   const bool has_fewer_layers = student.layers != StudentOptions::kOfTeacher &&
                                 student.layers < static_cast<int64_t>(teacher.description().blocks.size());
-  if (const int64_t num_blocks = num_next_token_blocks(teacher.config_json()); has_fewer_layers && num_blocks > 0) {
-    phase.data.events.push_back("student: " + std::to_string(num_blocks) +
-                                " blocks behind the last one, which predict later tokens, are left out");
+  if (const int64_t num_behind = num_blocks_behind(teacher); has_fewer_layers && num_behind > 0) {
+    phase.data.events.push_back("student: what stands behind the last block, to predict later tokens, is left out (" +
+                                std::to_string(num_behind) + (num_behind == 1 ? " block)" : " blocks)"));
   }
   phase.data.events.insert(phase.data.events.end(), input.events.begin(), input.events.end());
   note_left_out_files(phase);

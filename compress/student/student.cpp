@@ -263,6 +263,16 @@ std::vector<runtime::StreamedTensor> stream_tensors(const runtime::Checkpoint& t
 
 }  // namespace
 
+int64_t num_blocks_behind(const runtime::Checkpoint& teacher) {
+  const std::string layers = before_layer(teacher.description());
+  std::set<int64_t> behind;
+  for (const std::string& name : teacher.tensor_names()) {
+    const std::optional<int64_t> layer = layer_of(layers, name);
+    if (layer && *layer >= static_cast<int64_t>(teacher.description().blocks.size())) behind.insert(*layer);
+  }
+  return static_cast<int64_t>(behind.size());
+}
+
 void check_student(const runtime::Checkpoint& teacher, const StudentOptions& options) {
   const std::string where = "'" + teacher.directory().string() + "'";
   if (teacher.is_encoder()) refuse("expected a decoder, found the encoder " + where);

@@ -20,6 +20,9 @@ namespace pare::compress {
 // averaged, it refuses a width that does not divide the teacher's.
 void check_student(const runtime::Checkpoint& teacher, const StudentOptions& options);
 
+// Returns how many blocks stand behind the last one in the files. They predict later tokens.
+int64_t num_blocks_behind(const runtime::Checkpoint& teacher);
+
 // Writes the student into `directory`, which is made where it does not exist and must be empty. It writes config.json,
 // safetensors in the teacher's types and the teacher's other small files. Tensors pass one at a time. The same teacher,
 // options and text give the same bytes, whatever the number of threads.

@@ -141,10 +141,4 @@ std::string student_config(const std::string& config_json, const runtime::ModelD
   return runtime::json_text(config, 2) + "\n";
 }
 
-int64_t num_next_token_blocks(const std::string& config_json) {
-  const Json config = runtime::parse_ordered_json(config_json, "config.json");
-  const auto number = config.find(kNextTokenBlocks);
-  return number != config.end() && number->is_number_integer() ? number->get<int64_t>() : 0;
-}
-
 }  // namespace pare::compress

@@ -19,7 +19,4 @@ namespace pare::compress {
 std::string student_config(const std::string& config_json, const runtime::ModelDescription& teacher,
                            const StudentOptions& options, std::span<const int64_t> kept);
 
-// Returns how many blocks that predict later tokens stand behind the model's own.
-int64_t num_next_token_blocks(const std::string& config_json);
-
 }  // namespace pare::compress

@@ -47,11 +47,11 @@ struct DrawOptions {
   double temperature = 0.0;      // logits are divided by it; 0: always the most probable token
   int64_t top_k = 0;             // draw from the k most probable tokens; 0: all
   double top_p = 1.0;            // draw from the fewest of these whose probabilities sum to at least p, in (0, 1]
-  double min_p = 0.0;            // of these, tokens at least p times as probable as the most probable one, in [0, 1]
+  uint64_t seed = 0;             // the same seed draws the same tokens
+  double min_p = 0.0;  // of what is left, tokens at least p times as probable as the most probable one, in [0, 1]
   // Divides the logits above 0 of tokens that the prompt or the text already has, and multiplies those below; above 0.
   // Greedy choices are made of the result. 1: none.
   double repetition_penalty = 1.0;
-  uint64_t seed = 0;  // the same seed draws the same tokens
 };
 
 struct GeneratedText {

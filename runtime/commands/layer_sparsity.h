@@ -25,7 +25,7 @@ std::map<std::string, SparsityClaim> sparsity_claims(const Checkpoint& checkpoin
 
 // A dense weight was pruned if more than one in kPrunedShare weights is exactly 0: bfloat16 has no zeros by chance.
 inline constexpr int64_t kPrunedShare = 20;
-// Unless they are the zeros of a grid that the weight was rounded to, as a source in MXFP4, Q4_0 or three values was.
+// Unless they are the zeros of a grid that the weight was rounded to, as a source in MXFP4 or Q4_0 was.
 // There the zeros of kGridRun neighbours are about half as many as the values next to zero, on both sides of it. Of 5 %
 // of zeros by pruning, 1.6 stand beside one value that no other neighbour shares.
 inline constexpr int64_t kGridRun = 32;

@@ -104,7 +104,8 @@ void plan_sequence(const float* q_RHK, const KvLayer& cache, const Sequence& seq
       return task;
     };
     // A stretch knows only its own largest weight, but weights are rounded in units of the largest of all keys.
-    if (sequence.num_rows == 1 && !shape.products_in_8_bits) {
+    // Scores of distances are added by tiles alone.
+    if (sequence.num_rows == 1 && !shape.products_in_8_bits && shape.distances_HN == nullptr) {
       const int64_t position = sequence.num_past, first_partial = plan.num_partials;
       for (int64_t key = first_key(shape, position); key <= position; key += kPartialKeys) {
         plan.tasks.push_back(make_task(0, 1, key, std::min(key + kPartialKeys, position + 1)));

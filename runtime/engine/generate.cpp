@@ -166,9 +166,10 @@ Sampler::Sampler(const SamplingOptions& options) : options_(options), random_(op
   if (!(options.min_p >= 0.0 && options.min_p <= 1.0)) {
     throw std::invalid_argument("min-p " + std::to_string(options.min_p) + ": expected a number in [0, 1]");
   }
-  if (!(options.repetition_penalty > 0.0 && std::isfinite(options.repetition_penalty))) {
+  constexpr double kMostPenalty = 1e30;  // and the least is its inverse, so that a float32 holds both
+  if (!(options.repetition_penalty >= 1.0 / kMostPenalty && options.repetition_penalty <= kMostPenalty)) {
     throw std::invalid_argument("repetition penalty " + std::to_string(options.repetition_penalty) +
-                                ": expected a number above 0");
+                                ": expected a number from 1e-30 to 1e30");
   }
 }
 

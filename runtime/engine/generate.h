@@ -40,7 +40,7 @@ uint64_t text_seed(uint64_t seed, int64_t text);
 class Sampler {
  public:
   // Throws std::invalid_argument for a temperature that is negative or not finite, a negative top_k, a top_p outside
-  // (0, 1], a min_p outside [0, 1], and a repetition_penalty that is not above 0 or not finite.
+  // (0, 1], a min_p outside [0, 1], and a repetition_penalty outside [1e-30, 1e30].
   explicit Sampler(const SamplingOptions& options);
 
   // Draws a token from logits [V], all finite and penalized already, with one random number. The cuts are made in the

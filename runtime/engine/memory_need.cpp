@@ -147,6 +147,11 @@ MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workl
   return need;
 }
 
+int64_t encoder_row_bytes(const EncoderDescription& model) {
+  const int64_t inner = model.blocks.front().feed_forward.is_gated() ? 3 : 2;  // products and activations
+  return (8 * model.hidden_size + inner * model.feed_forward_size) * static_cast<int64_t>(sizeof(float));
+}
+
 MemoryNeed encoder_memory_need(const Checkpoint& checkpoint, int64_t num_rows) {
   const EncoderDescription& model = checkpoint.encoder();
   MemoryNeed need;
@@ -155,9 +160,7 @@ MemoryNeed encoder_memory_need(const Checkpoint& checkpoint, int64_t num_rows) {
     need.weight_bytes += checkpoint.layout(name).num_bytes();
   }
   need.weight_bytes += need.weight_bytes / 16;
-  const int64_t inner = model.blocks.front().feed_forward.is_gated() ? 3 : 2;  // products and activations
-  const int64_t row_floats = 8 * model.hidden_size + inner * model.feed_forward_size;
-  need.work_bytes = num_rows * row_floats * static_cast<int64_t>(sizeof(float));
+  need.work_bytes = num_rows * encoder_row_bytes(model);
   return need;
 }
 

@@ -45,6 +45,8 @@ int64_t forward_work_bytes(const ModelDescription& model, const DeviceWorkload& 
                            bool needs_whole_sequences);
 int64_t packed_weight_bytes(const LinearDescription& linear, const PackScheme& scheme, DType dense_dtype, bool on_host);
 
+// The buffers of an encoder's forward pass, for each token that it works on at a time.
+int64_t encoder_row_bytes(const EncoderDescription& model);
 // The same estimate for an encoder that works on num_rows tokens at a time.
 MemoryNeed encoder_memory_need(const Checkpoint& checkpoint, int64_t num_rows);
 

@@ -112,6 +112,7 @@ bool has_expert_codes(const GgufFile& file, const ModelDescription& model) {
     for (const char* const linear : {"gate", "up", "down"}) {
       const auto found = file.tensors().find(stem_of(b, linear) + ".weight");
       if (found == file.tensors().end() || found->second.type != GgufType::MXFP4) return false;
+      if (file.tensors().contains(stem_of(b, linear) + ".scale")) return false;  // stacks have no place for factors
     }
   }
   return true;

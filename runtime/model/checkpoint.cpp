@@ -1,10 +1,7 @@
 #include "runtime/model/checkpoint.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstring>
-#include <deque>
 #include <functional>
 #include <map>
 #include <numeric>
@@ -174,6 +171,12 @@ void Checkpoint::State::check_all() const {
 }
 
 void Checkpoint::State::check_encoder() const {
+  for (const std::string& name : tensors.names()) {
+    if (encoder->head.empty() || !name.starts_with(encoder->head + ".")) continue;
+    tensors.fail(name,
+                 "is part of a head, which embeddings do not pass through: save only the encoder (in Python, "
+                 "AutoModel.from_pretrained(DIR).save_pretrained(OUT))");
+  }
   for (const LinearDescription& table : embedding_tables(*encoder)) {
     tensors.dense_tensor(table.name + ".weight", {table.num_out, table.num_in});
   }

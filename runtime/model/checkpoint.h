@@ -47,8 +47,8 @@ class Checkpoint {
   std::optional<PackScheme> stored_scheme(const LinearDescription& linear) const;
 
   bool has_tensor(const std::string& name) const;
-  // A tensor of a stack of experts is made as it is read, in memory of its own (expert_stacks.h). All others are views
-  // of the mapped files. Both functions throw std::runtime_error if it is missing.
+  // A tensor of a stack of experts and a transposed weight are made as they are read, in memory of their own. All
+  // others are views of the mapped files. Both functions throw std::runtime_error if it is missing.
   TensorView tensor(const std::string& name) const;
   TensorLayout layout(const std::string& name) const;  // without making it
   std::vector<std::string> tensor_names() const;       // sorted
@@ -70,8 +70,8 @@ class Checkpoint {
   // written to since (runtime/system/input_files.h). It is cheap: call it after each piece of work.
   void check_unchanged() const;
 
-  // Returns the linear's weight, bias and input format, validated: finite, right shapes. A dense weight is a view of
-  // the mapped file, with plain input. A quantized one has its codes unpacked, and its input as the container says,
+  // Returns the linear's weight, bias and input format, validated: finite, right shapes. A dense weight is as
+  // tensor() gives it, with plain input. A quantized one has its codes unpacked, and its input as the container says,
   // with a stored scale and zero. The same call reads the embedding and the head, through the descriptions below.
   LinearWeights linear(const LinearDescription& linear) const;
   // The part of the input's format that config.json gives any linear (activation_sparsity.h); 0: none.

@@ -47,6 +47,9 @@ void refuse_what_is_not_implemented(const ConfigSection& config, const EncoderFa
 std::vector<int64_t> windows_of(const ConfigSection& config, const EncoderFamily& family, int64_t num_blocks) {
   std::vector<int64_t> windows(static_cast<size_t>(num_blocks), 0);
   if (family.window_key.empty()) return windows;
+  if (config.has("sliding_window")) {
+    config.fail("sliding_window", "nothing: write '" + std::string(family.window_key) + "', which is twice its value");
+  }
   // The key counts the tokens on both sides, and those at its ends are seen.
   const int64_t window = config.integer_or(family.window_key, family.default_window, 1, kMaxTokens) / 2 + 1;
   const Json* const types = config.find("layer_types");
@@ -194,6 +197,7 @@ EncoderDescription describe_encoder(const std::string& config_json, const std::s
     }
     model.distances = {.table = {std::string(name), buckets, model.num_heads, false}, .reach = family->reach};
   }
+  model.head = family->head;
   if (!family->unused_linear.empty()) model.unused_linears = {std::string(family->unused_linear)};
   return model;
 }

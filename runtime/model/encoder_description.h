@@ -71,6 +71,7 @@ struct EncoderDescription {
   LayerNormDescription final_norm;   // of the last hidden state; without a name: none
   // Linears that the family's model class has after the blocks, and that embeddings do not pass through.
   std::vector<std::string> unused_linears;
+  std::string head;  // the module that a file of the class with a head may not hold; "": there is no such class
   DType dtype = DType::F32;
 };
 

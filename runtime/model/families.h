@@ -206,6 +206,7 @@ struct DecoderFamily {
   double default_score_softcap = 0.0, default_logit_softcap = 0.0;  // 0: none
   FactorTraits factors = {};
   std::string_view null_key = {};      // of a cap that is not computed: a value is refused
+  bool network_gets_rows = false;      // transformers gives it the tokens of all sequences in one matrix
   bool is_gated = true;                // else a feed-forward network is down(act(up(x)))
   bool is_parallel = false;            // both halves of a block read its input; norms.feed_forward may be ""
   std::string_view parallel_key = {};  // whether that is so, else it is as is_parallel says
@@ -227,7 +228,8 @@ struct DecoderFamily {
 struct EncoderFamily {
   std::string_view name;  // also the model_type
   std::string_view architecture;
-  std::string_view with_head = {};  // another class in `architectures`, whose head may be left out of the file
+  // Another class in `architectures`, of a file that may leave out its head, and the module that is the head.
+  std::string_view with_head = {}, head = {};
   // Keys of config.json.
   std::string_view width_key = "hidden_size", feed_forward_key = "intermediate_size";
   std::string_view heads_key = "num_attention_heads", blocks_key = "num_hidden_layers";

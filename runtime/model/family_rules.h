@@ -61,6 +61,7 @@ constexpr std::string_view not_computed(const EncoderFamily& row) {
   if (row.stacks.alternates_by_head) return "an encoder's heads that alternate";
   if (!row.theta_key.empty() && row.positions_follow_padding) return "rotations behind the padding token";
   if (row.lacks_first_norm && !row.normalizes_first) return "a sum without a norm";
+  if (!row.final_norm.empty() && !row.normalizes_first) return "a norm behind blocks that end in one";
   return "";
 }
 

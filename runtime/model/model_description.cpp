@@ -523,6 +523,7 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
   model.base = family.modules.base;
   model.stores_transposed = family.stores_transposed;
   model.is_in_llama_cpp = family.is_in_llama_cpp;
+  model.network_gets_rows = family.network_gets_rows;
   model.shared_expert_gets_rows = family.mixture && family.mixture->shared.gets_rows;
   model.stacks_experts = family.mixture && family.mixture->are_stacked;
   if (part) {

@@ -154,6 +154,7 @@ struct ModelDescription {
   std::string family;                    // the name of its row in families.cpp
   std::string base = "model.";           // before the names of all modules but the head
   bool is_in_llama_cpp = true;           // its converter knows the family
+  bool network_gets_rows = false;        // DecoderFamily::network_gets_rows
   bool shared_expert_gets_rows = false;  // SharedExpertTraits::gets_rows
   bool is_text_part = false;             // of a whole model with other parts (whole_models.h)
   bool stores_transposed = false;        // files hold the weights of blocks' linears as [I, O]

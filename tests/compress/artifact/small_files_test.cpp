@@ -95,6 +95,11 @@ TEST_F(SmallFilesOfAModel, ThoseOfTheListAreCopiedAndOthersNamed) {
     write_text(model_ / folder / "config.json", "{}");
   }
   write_text(model_ / "2_Dense" / "model.safetensors", "w");
+  write_text(model_ / "2_Dense" / "notes.txt", "n");
+  fs::create_directory(model_ / "2024_backup");
+  write_text(model_ / "2024_backup" / "model.safetensors", "w");
+  write_text(model_ / "modules.json", R"([{"idx": 0, "path": ""}, {"idx": 1, "path": "1_Pooling"},
+    {"idx": 2, "path": "2_Dense"}, {"idx": 3, "path": "../elsewhere"}, 5])");
   fs::create_directory(model_ / "additional_chat_templates");
   write_text(model_ / "additional_chat_templates" / "tool_use.jinja", "t");
   write_text(model_ / "additional_chat_templates" / "notes.txt", "n");
@@ -106,7 +111,8 @@ TEST_F(SmallFilesOfAModel, ThoseOfTheListAreCopiedAndOthersNamed) {
   expected.insert({"1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"});
   expected.insert("additional_chat_templates/tool_use.jinja");
   EXPECT_EQ(output(), expected);
-  EXPECT_NE(outcome.err.find("plan: not copied from the model's folder: diary.txt, my_tokenizer.json, onnx/, "
+  EXPECT_NE(outcome.err.find("plan: not copied from the model's folder: 2024_backup/, 2_Dense/notes.txt, diary.txt, "
+                             "my_tokenizer.json, onnx/, "
                              "pytorch_model.bin, quantize_config.json\n"),
             std::string::npos)
       << outcome.err;

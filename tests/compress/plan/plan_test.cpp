@@ -344,6 +344,11 @@ TEST(EngineVerdicts, OfRangesOfTokens) {
   const std::string latents = R"("*.q_a_proj", "*.q_b_proj", "*.kv_a_proj_with_mqa", "*.mlp.experts.*")";
   EXPECT_NE(restriction("deepseek_v3_moe_groups", latents).find("one range for a whole sequence"), std::string::npos);
   EXPECT_EQ(restriction("deepseek_v3_moe_groups", latents + R"(, "*.kv_b_proj")"), "");  // with the shared experts
+  EXPECT_NE(restriction("opt_learned_positions", R"("*.out_proj")").find("feed-forward layers get one range"),
+            std::string::npos);
+  // bitsandbytes takes a range for each row of what a linear gets.
+  const auto llm_int8 = verdict_of("transformers", verdicts_of("passes:\n  - llm_int8: {}\n", "opt_learned_positions"));
+  for (const std::string& reason : llm_int8.reasons) EXPECT_EQ(reason.find("one range"), std::string::npos) << reason;
   const std::string experts = R"("*.mlp.experts.*")";
   EXPECT_NE(restriction("qwen2_moe_shared_bf16", experts).find("one range for all tokens"), std::string::npos);
   EXPECT_EQ(restriction("qwen2_moe_shared_bf16", experts + R"(, "*.shared_expert.*")"), "");

@@ -106,7 +106,7 @@ TEST_P(EveryFamily, IsReconstructed) {
   make(gptq, "gptq");
   for (const std::string precision : {"float32", "bfloat16"}) {
     make(gptq + "  - reconstruct: {epochs: 1, precision: " + precision + "}\n", precision);
-    EXPECT_LT(distance(precision), is_mixture() ? 1.0 : 1.1 * distance("gptq")) << precision;
+    EXPECT_LT(distance(precision), (is_mixture() ? 1.5 : 1.1) * distance("gptq")) << precision;
   }
 }
 

@@ -479,6 +479,11 @@ TEST_F(Student, BlocksOfLaterTokensAreNotKept) {
     EXPECT_EQ(name.find("layers.2."), std::string::npos) << name;
     EXPECT_EQ(name.find("layers.3."), std::string::npos) << name;
   }
+  EXPECT_EQ(num_blocks_behind(Checkpoint::open(teacher)), 1);
+  EXPECT_EQ(num_blocks_behind(Checkpoint::open(student)), 0);
+  const fs::path whole = make(teacher, {.layers = 3});  // as deep as its teacher
+  EXPECT_EQ(config_of(whole)["num_nextn_predict_layers"], 1);
+  EXPECT_EQ(num_blocks_behind(Checkpoint::open(whole)), 1);
 }
 
 TEST_F(Student, WhatCannotBeMadeIsRefusedBeforeAnyWork) {

@@ -8,6 +8,7 @@
 
 #include "runtime/commands/inspect.h"
 #include "runtime/commands/verify.h"
+#include "runtime/files/safetensors.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
 #include "tests/expect_error.h"
@@ -230,7 +231,27 @@ TEST(EncoderDescription, ModernBertHasTheWindowsAndRotationsOfTransformers) {
   refuse({{"layer_types", {"full_attention", "linear", "full_attention", "full_attention"}}},
          {"'layer_types'", "sliding_attention"});
   refuse({{"local_attention", 0}}, {"'local_attention'"});
+  refuse({{"sliding_window", 3}}, {"'sliding_window'", "'local_attention'", "twice"});
   refuse({{"architectures", {"ModernBertForMaskedLM"}}}, {"'architectures'", "ModernBertModel"});
+}
+
+// transformers loads such a file with its head only, whose linears no result could hold.
+TEST(EncoderCheckpoint, AHeadInTheFileIsRefused) {
+  const TemporaryFolder folder;
+  std::filesystem::copy(tiny_encoder_path("mpnet_tiny"), folder.path() / "m");
+  nlohmann::json config = nlohmann::json::parse(file_text(folder.path() / "m/config.json"));
+  config["architectures"] = {"MPNetForMaskedLM"};
+  std::ofstream(folder.path() / "m/config.json") << config.dump();
+  Checkpoint::open(folder.path() / "m");
+  const SafetensorsFile file = SafetensorsFile::open(tiny_encoder_path("mpnet_tiny") / "model.safetensors");
+  std::vector<NamedTensor> tensors;
+  for (const auto& [name, view] : file.tensors()) tensors.push_back({name, view.dtype, view.shape, view.data});
+  const std::vector<float> bias(4);
+  tensors.push_back({"lm_head.bias", DType::F32, {4}, std::as_bytes(std::span(bias))});
+  std::filesystem::remove(folder.path() / "m/model.safetensors");
+  write_safetensors(folder.path() / "m/model.safetensors", std::move(tensors));
+  expect_error<std::runtime_error>([&] { Checkpoint::open(folder.path() / "m"); },
+                                   {"lm_head.bias", "head", "save_pretrained"});
 }
 
 TEST(Pooling, ModulesThatChangeEmbeddingsAreRefused) {

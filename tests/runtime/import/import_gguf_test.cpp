@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/files/gguf.h"
+#include "runtime/import/gguf_expert_codes.h"
 #include "runtime/import/import.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/atomic_file.h"
@@ -358,6 +359,25 @@ TEST(ImportGguf, FactorsOfTensorsAreMultipliedIn) {
   draft.tensor("blk.0.attn_v.scale").shape = {2};
   draft.tensor("blk.0.attn_v.scale").data.resize(2 * sizeof(float));
   expect_refused(draft, {"model.gguf", "blk.0.attn_v.scale", "1 factors", "[2]"});
+}
+
+// A stack of codes has no place for factors, so that experts with one are decoded and multiplied.
+TEST(ImportGguf, ExpertsWithFactorsDoNotKeepTheirCodes) {
+  TemporaryFolder folder;
+  GgufDraft draft;
+  for (const std::string linear : {"gate", "up", "down"}) {
+    draft.tensors.push_back({"blk.0.ffn_" + linear + "_exps.weight", {2, 1, 32}, 39, std::string(34, '\0'), -1});
+  }
+  ModelDescription model;
+  model.stacks_experts = true;
+  model.blocks.resize(1);
+  const auto keeps_codes = [&] {
+    write_file_atomically(folder.path() / "model.gguf", draft.file());
+    return has_expert_codes(GgufFile::open(folder.path() / "model.gguf"), model);
+  };
+  EXPECT_TRUE(keeps_codes());
+  draft.add("blk.0.ffn_down_exps.scale", {2});
+  EXPECT_FALSE(keeps_codes());
 }
 
 TEST(ImportGguf, ArchitecturesWithAndWithoutExpertsAreTwo) {
