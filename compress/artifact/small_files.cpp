@@ -176,8 +176,11 @@ SmallFiles find_small_files(const fs::path& directory) {
     for (const auto& entry : fs::directory_iterator(directory / folder)) {
       const fs::path name = entry.path().filename();
       if (name.string().starts_with('.')) continue;
-      (is_of_module(name.string()) && !entry.is_directory() ? names : others)
-          .insert((fs::path(folder) / name).string());
+      if (is_of_module(name.string()) && !entry.is_directory()) {
+        names.insert((fs::path(folder) / name).string());
+      } else if (!leads_out(directory, folder)) {  // else its names are those of another folder
+        others.insert((fs::path(folder) / name).string());
+      }
     }
     for (const std::string& name : names) sort_in(name);
   }

@@ -216,6 +216,7 @@ std::vector<int64_t> cut_shards(const Material& material, int64_t shard_tokens) 
   }
   return shard_sequences;
 }
+
 void check_options(const RecordOptions& options) {
   if (options.text.empty() == options.prompts.empty()) {
     throw std::invalid_argument("expected a text to record (--text) or prompts to continue (--prompts), found " +
@@ -361,6 +362,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
     runtime::ChosenSampling chosen =
         runtime::choose_sampling(options.sampling, checkpoint.generation(), RecordOptions::kSampling);
     sampling = chosen.sampling;
+    const runtime::Sampler possible(sampling);  // throws for options that it cannot draw with
     for (std::string& note : chosen.notes) events.push_back(std::move(note));
   }
   Material material = options.text.empty() ? encode_prompts(options, sampling, tokenizer, model)

@@ -18,8 +18,6 @@ using Json = nlohmann::ordered_json;
 // Keys under which transformers keeps a pattern of layers.
 constexpr const char* kPatterns[] = {"sliding_window_pattern", "_sliding_window_pattern"};
 
-constexpr const char* kNextTokenBlocks = "num_nextn_predict_layers";
-
 // Every family that has layers of both kinds tells them apart by layer_types first.
 bool has_both_kinds(const runtime::ModelDescription& teacher, const runtime::DecoderFamily& family) {
   const auto slides = [](const runtime::BlockDescription& block) { return block.sliding_window > 0; };
@@ -120,8 +118,8 @@ std::string student_config(const std::string& config_json, const runtime::ModelD
   Json config = runtime::parse_ordered_json(config_json, "config.json");
   if (kept.size() != teacher.blocks.size()) {
     keep_layers(teacher, kept, config);
-    if (config.contains(kNextTokenBlocks)) config[kNextTokenBlocks] = 0;
     const auto* family = runtime::decoder_families().find(&runtime::DecoderFamily::name, teacher.family);
+    if (const std::string key(family->next_tokens_key); config.contains(key)) config[key] = 0;
     config[std::string(family->sizes.blocks)] = kept.size();
   }
   keep_factors(teacher, kept.size(),

@@ -238,7 +238,7 @@ std::span<const float> Continuation::penalize(std::span<const float> logits_V) {
   for (const int32_t id : seen_) {
     float& logit = penalized_V_[static_cast<size_t>(id)];
     logit = logit < 0.0f ? logit * repetition_penalty_ : logit / repetition_penalty_;
-    // The sampler wants finite logits, and a penalty may be as far from 1 as anyone likes.
+    // The sampler wants finite logits, which a large penalty may leave.
     logit = std::clamp(logit, std::numeric_limits<float>::lowest(), std::numeric_limits<float>::max());
   }
   return penalized_V_;

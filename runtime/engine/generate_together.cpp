@@ -11,8 +11,6 @@
 namespace pare::runtime {
 namespace {
 
-using OnFinished = std::function<void(size_t request, const Generation& text)>;
-
 // The texts in the lanes, and the requests that wait for one.
 class GrowingTexts {
  public:

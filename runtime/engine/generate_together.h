@@ -16,6 +16,8 @@ struct GenerationRequest {
   GenerationOptions options;
 };
 
+using OnFinished = std::function<void(size_t request, const Generation& text)>;
+
 // lanes_at_once returns how many texts of at most max_tokens tokens go together. It is at most kMostLanes, and at most
 // as many as have keys and values of kLaneCacheBytes, but at least one. Neither limit depends on the available memory,
 // since results would then depend on it.
@@ -28,8 +30,7 @@ int64_t lanes_at_once(const ModelDescription& model, int64_t num_texts, int64_t 
 // from those of `generate` only where logits that differ by rounding draw another token. Seconds are not measured.
 // `on_finished` (may be empty) is called with each text when it has ended, in the order in which they end.
 // Throws what `generate` throws; faults of any request are found before any work.
-std::vector<Generation> generate_together(
-    Transformer& model, std::span<const GenerationRequest> requests, int64_t num_lanes,
-    const std::function<void(size_t request, const Generation& text)>& on_finished = {});
+std::vector<Generation> generate_together(Transformer& model, std::span<const GenerationRequest> requests,
+                                          int64_t num_lanes, const OnFinished& on_finished = {});
 
 }  // namespace pare::runtime

@@ -704,6 +704,13 @@ TEST_F(Record, ADryRunOfManySamplesIsSoonDone) {
   }
 }
 
+TEST_F(Record, OptionsThatNothingCanBeDrawnWithAreRefusedBeforeAnyWork) {
+  const Outcome outcome = record("out.h5", continuations({"--repetition-penalty", "1e-50"}));
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.err.find("repetition penalty"), std::string::npos) << outcome.err;
+  EXPECT_FALSE(fs::exists(folder_ / "out.h5.partial"));
+}
+
 // A penalty and min_p are recorded as what they are, and give the texts of pare generate.
 TEST_F(Record, PenalizesAndCutsWhatItDraws) {
   const LogitStore plain = recorded("plain.h5", continuations({"--temperature", "0"}));
