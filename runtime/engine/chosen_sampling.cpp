@@ -1,5 +1,7 @@
 #include "runtime/engine/chosen_sampling.h"
 
+#include <nlohmann/json.hpp>
+
 #include "runtime/system/json_text.h"
 
 namespace pare::runtime {

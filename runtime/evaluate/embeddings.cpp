@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "runtime/engine/decoder_embeddings.h"
+#include "runtime/evaluate/token_source.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
