@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "compress/recipe/recipe_paths.h"
 #include "compress/recipe/recipe_schema.h"
 #include "compress/record/record.h"
+#include "compress/report/card_file.h"
 #include "compress/run/calibrate.h"
 #include "compress/run/pipeline.h"
 #include "compress/run/torch_errors.h"
@@ -20,6 +22,7 @@
 #include "runtime/commands/command_parts.h"
 #include "runtime/commands/commands.h"
 #include "runtime/commands/version_report.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/private_files.h"
 
 namespace {
@@ -319,11 +322,37 @@ pare::runtime::Command recipes_command() {
       .run = explain_recipes};
 }
 
+// Prints the card, or puts it in its place.
+void card_of_artifact(const pare::runtime::Arguments& arguments, pare::runtime::Console& console) {
+  pare::compress::CardRequest request;
+  if (arguments.given("base-model")) request.base_model = arguments.text("base-model");
+  request.write = arguments.flag("write");
+  const std::string card = pare::compress::make_card(arguments.positional(0), request);
+  console.set_result(pare::runtime::json_text(nlohmann::ordered_json{{"card", card}, {"written", request.write}}));
+  if (request.write) {
+    console.progress().print("written: README.md and pare.json of '" + arguments.positional(0) + "'");
+  } else {
+    console.report() << card;
+  }
+}
+
+pare::runtime::Command card_command() {
+  return {.name = "card",
+          .summary = "Print the model card of a compressed model: what was done, its figures and how to load it.",
+          .positionals = {{"DIR", "a model that pare run has made"}},
+          .options = {words_option("base-model", "ORG/NAME",
+                                   "the original's name on the Hugging Face Hub (default: what pare.json says)"),
+                      {.name = "write",
+                       .help = "put the card in place of README.md, and into the checksums of pare.json; a README.md "
+                               "that was changed by hand is not replaced"}},
+          .run = card_of_artifact};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   std::vector<pare::runtime::Command> commands = {run_command(), calibrate_command(), record_command(),
-                                                  recipes_command()};
+                                                  recipes_command(), card_command()};
   for (pare::runtime::Command& command : pare::runtime::runtime_commands()) commands.push_back(std::move(command));
   const pare::runtime::Program program = {
       .name = "pare",

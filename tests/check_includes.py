@@ -58,6 +58,7 @@ MAY_INCLUDE = {
                         "compress/walk", "compress/passes"},
     "compress/predict": {"quant", "prune", "runtime/*", "compress/recipe", "compress/plan", "compress/model",
                          "compress/walk", "compress/train", "compress/reconstruct", "compress/survey"},
+    "compress/report": {"quant", "runtime/*", "compress/recipe", "compress/artifact"},
     "compress/run": {"quant", "prune", "distill", "runtime/*", "compress/*"},
     "compress": {"runtime/*", "compress/*"},
     "tests/emulation": {"runtime/cuda"},

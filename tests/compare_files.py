@@ -40,6 +40,7 @@ SEALED = "training/state"  # a training state: JSON with a checksum, under a nam
 ROUTES = "training routes tokens to experts with the runtime's softmax, whose last bits are others than LibTorch's"
 OPTIONS = "eval has its options from the evaluations' fields, in their order, and recipes have all of them"
 FLOATS = "a .gguf of floats keeps its types"
+CARDS = "every artifact has a model card, whose figures pare.json holds"
 HEADS = "transformers 5 loads a distilled model with a tied head: its head is named as not quantized"
 CORRECTIONS = {
     (case, "*", "*"): ROUTES
@@ -48,6 +49,13 @@ CORRECTIONS = {
 } | {
     ("help", file, "*"): OPTIONS
     for file in ("help-eval.txt", "runtime-eval.txt", "man.txt", "complete-*.txt", "recipes.md", "schema.json")
+} | {
+    ("*", file, place): CARDS for file, place in (
+        ("*README*.md", ""), ("*pare.json", "outputs.README*"), ("*pare.json", "sizes"), ("*pare.json", "evaluations"),
+        ("*pare.json", "base_model"), ("*pare.json", "outputs"))
+} | {
+    ("help", file, "*"): "there is a command card, and recipes name their base model"
+    for file in ("help.txt", "help-*.txt", "man.txt", "complete-*.txt", "recipes.md", "schema.json")
 } | {
     ("import-*", file, "*"): FLOATS for file in ("out/config.json", "out/model.safetensors")
 } | {

@@ -4,6 +4,7 @@
 #include <map>
 #include <stdexcept>
 
+#include "compress/recipe/hub_name.h"
 #include "compress/recipe/recipe_keys.h"
 #include "compress/recipe/recipe_passes.h"
 #include "compress/recipe/yaml_value.h"
@@ -182,6 +183,10 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
   const GivenOptions given = read_fields(top, runtime::fields_of(recipe), {}, where_it_belongs);
   recipe.asks_for_container = given.contains("container");
   recipe.asks_for_zeros = given.contains("release_zeros");
+  if (!recipe.base_model.empty() && !is_hub_name(recipe.base_model)) {
+    given.at("base_model")
+        .fail("expected the model's name on the Hugging Face Hub, such as ORG/NAME, found '" + recipe.base_model + "'");
+  }
   if (recipe.calibration) check_calibration(*recipe.calibration, given);
   if (recipe.budget) check_budget(*recipe.budget, given);
   if (recipe.sensitivity && given.contains("sensitivity.sites") && given.at("sensitivity.sites").is_map() &&

@@ -106,6 +106,7 @@ enum class KeptZeros { pruned, claimed, none };
 
 struct Recipe {
   std::filesystem::path model;
+  std::string base_model;  // the model's name on the Hugging Face Hub; empty: not known
   std::filesystem::path output;
   std::optional<CalibrationRecipe> calibration;  // required by gptq and by scales weighted with diag(H)
   std::optional<StudentOptions> student;         // the model is first made smaller so

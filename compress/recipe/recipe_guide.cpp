@@ -154,11 +154,6 @@ void append_table(const std::vector<runtime::OptionRow>& rows, bool is_top, std:
   page << '\n';
 }
 
-std::string first_sentence(const std::string& text) {
-  const size_t end = text.find(". ");
-  return end == std::string::npos ? text : text.substr(0, end + 1);
-}
-
 // In lines of at most `width` columns, each after `indent` spaces.
 void append_wrapped(const std::string& text, size_t indent, size_t width, std::ostringstream& out) {
   std::istringstream words(text);
@@ -182,6 +177,11 @@ std::string overridable_text(const std::vector<std::string>& names, const std::s
 }
 
 }  // namespace
+
+std::string first_sentence(const std::string& text) {
+  const size_t end = text.find(". ");
+  return end == std::string::npos ? text : text.substr(0, end + 1);
+}
 
 std::vector<GuideSection> guide_sections() {
   Recipe recipe;

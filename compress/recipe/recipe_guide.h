@@ -26,6 +26,9 @@ std::vector<GuideSection> guide_sections();
 // Their names, which section_text takes.
 std::vector<std::string> section_names();
 
+// Returns a text up to its first full stop.
+std::string first_sentence(const std::string& text);
+
 // docs/recipes.md.
 std::string recipe_page();
 // A line for each pass.

@@ -13,6 +13,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr runtime::TextForm kSizeForm = {"a size, such as 80MB or 76MiB", "^[0-9]+(\\.[0-9]*)?([kKMGT]B|[KMGT]iB|B)?$"};
+// is_hub_name
+constexpr runtime::TextForm kHubForm = {"a name such as ORG/NAME",
+                                        "^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$"};
 
 void visit_path(runtime::FieldVisitor& visit, std::string_view name, fs::path& path, std::string_view meaning) {
   std::string text = path.string();
@@ -129,6 +132,9 @@ void Recipe::fields(runtime::FieldVisitor& visit) {
   for (const runtime::ContainerFormat* format : runtime::container_formats()) containers.push_back(format->name());
   visit_path(visit, "model", model,
              "This checkpoint is compressed: a directory or a `.gguf` file. `--model` takes its place.");
+  visit("base_model", base_model, kHubForm,
+        "The model has this name on the Hugging Face Hub, which the result's model card gives. A hub's cache says it "
+        "itself.");
   visit_path(visit, "output", output,
              "The result goes to this directory, which must not exist. `--out` takes its place.");
   visit("calibration", calibration, "Passes that need data take their statistics from it.");

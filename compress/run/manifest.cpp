@@ -8,6 +8,7 @@
 
 #include "compress/artifact/small_files.h"
 #include "runtime/engine/backend.h"
+#include "runtime/system/isa.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
 #include "runtime/system/version.h"
@@ -63,6 +64,27 @@ void add_trainings(std::vector<std::string> trainings, Json& json) {
   for (const std::string& earlier : trainings) {
     json["earlier_trainings"].push_back(runtime::parse_ordered_json(earlier, "an earlier training"));
   }
+}
+
+// Figures that people are shown, with what decides their last bits beside the model: the device and its instructions.
+Json evaluations_json(const std::vector<EvaluationReport>& evaluations, runtime::ComputeDevice device) {
+  const bool on_host = device == runtime::ComputeDevice::cpu;
+  Json json = Json::array();
+  for (const EvaluationReport& item : evaluations) {
+    Json figures = Json::array();
+    for (const runtime::Figure& figure : item.result->figures()) {
+      Json entry = {{"name", figure.key}, {"meaning", figure.meaning}, {"value", figure.value}};
+      if (figure.standard_error) entry["standard_error"] = *figure.standard_error;
+      if (figure.reference) entry["reference"] = *figure.reference;
+      entry["decimals"] = figure.num_decimals;
+      figures.push_back(std::move(entry));
+    }
+    json.push_back({{"evaluation", item.row->key},
+                    {"data", item.result->data_label()},
+                    {"measured_on", on_host ? runtime::isa_name(runtime::detect_isa()) : "cuda"},
+                    {"figures", figures}});
+  }
+  return json;
 }
 
 }  // namespace
@@ -156,8 +178,10 @@ std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
                           const std::map<std::string, std::string>& inputs, const RunPlan& plan, const RunData& data,
                           const std::vector<LayerRecord>& layers, const std::string& budget,
                           const std::string& training, const std::vector<EngineVerdict>& engines,
+                          const RunReport& report, runtime::ComputeDevice device,
                           const std::map<std::string, std::string>& outputs) {
   Json json = {{"pare", runtime::version()}, {"fingerprint", fingerprint}, {"recipe", recipe.text}, {"inputs", inputs}};
+  if (!recipe.base_model.empty()) json["base_model"] = recipe.base_model;
   if (data.calibration) {
     json["calibration"] = {{"text", recipe.calibration->text.filename().string()},
                            {"windows", data.calibration->num_windows},
@@ -195,6 +219,11 @@ std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
   for (const EngineVerdict& verdict : engines) {
     json["engines"].push_back({{"engine", verdict.engine}, {"loads", verdict.loads}, {"reasons", verdict.reasons}});
   }
+  json["sizes"] = {{"source_bytes", report.source_bytes},
+                   {"output_bytes", report.output_bytes},
+                   {"bits_per_weight", report.bits_per_weight},
+                   {"bits_per_weight_without_head", report.bits_per_weight_without_head}};
+  if (!report.evaluations.empty()) json["evaluations"] = evaluations_json(report.evaluations, device);
   json["outputs"] = outputs;
   return runtime::json_text(json, 2) + "\n";
 }

@@ -13,6 +13,7 @@
 #include "compress/plan/plan.h"
 #include "compress/recipe/recipe.h"
 #include "compress/run/run_data.h"
+#include "runtime/device/make_backend.h"
 #include "runtime/evaluate/evaluation.h"
 #include "runtime/evaluate/perplexity.h"
 #include "runtime/model/checkpoint.h"
@@ -30,14 +31,6 @@ std::string calibration_identity(const Recipe& recipe, const RunData& data);
 
 // What decides a survey beside the model and the statistics: the windows measured on, the groups, the candidates.
 std::string survey_identity(const Recipe& recipe, const RunData& data);
-
-// pare.json; `budget` and `training` are JSON objects, or empty for none. Deterministic: no times, paths or measured
-// values.
-std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
-                          const std::map<std::string, std::string>& inputs, const RunPlan& plan, const RunData& data,
-                          const std::vector<LayerRecord>& layers, const std::string& budget,
-                          const std::string& training, const std::vector<EngineVerdict>& engines,
-                          const std::map<std::string, std::string>& outputs);
 
 struct EvaluationReport {
   const runtime::EvaluationRow* row = nullptr;
@@ -64,6 +57,15 @@ struct RunReport {
   std::optional<runtime::Perplexity> budget_measured;  // on what the survey was measured on
 };
 std::string report_json(const RunReport& report);
+
+// pare.json; `budget` and `training` are JSON objects, or empty for none. Deterministic: no times and paths, and of the
+// report only sizes and the evaluations' figures, which `device` has measured.
+std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
+                          const std::map<std::string, std::string>& inputs, const RunPlan& plan, const RunData& data,
+                          const std::vector<LayerRecord>& layers, const std::string& budget,
+                          const std::string& training, const std::vector<EngineVerdict>& engines,
+                          const RunReport& report, runtime::ComputeDevice device,
+                          const std::map<std::string, std::string>& outputs);
 
 // What went other than planned: of the recipe and its data, then "LAYER: event" in layer order.
 std::vector<std::string> list_events(const RunPlan& plan, const RunData& data, const std::vector<LayerRecord>& layers);

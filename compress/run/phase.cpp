@@ -8,6 +8,7 @@
 #include "compress/artifact/small_files.h"
 #include "compress/passes/compress_stage.h"
 #include "compress/recipe/recipe_inputs.h"
+#include "compress/report/model_card.h"
 #include "compress/train/training_report.h"
 #include "compress/walk/original_stream.h"
 #include "runtime/commands/artifact_files.h"
@@ -26,13 +27,22 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-void write_manifest(const std::map<std::string, std::string>& extra_files, Artifact& artifact, const Phase& phase) {
-  for (const auto& [name, text] : extra_files) artifact.write_file(name, text);
-  artifact.write_file(
-      runtime::kManifestName,
-      runtime::seal_json(manifest_json(phase.recipe, phase.fingerprint, phase.inputs, phase.plan, phase.data,
-                                       artifact.records(), phase.choice ? to_json(*phase.choice, /*curve=*/false) : "",
-                                       phase.training, phase.verdicts, artifact.output_hashes())));
+std::string manifest_of(const Artifact& artifact, const Phase& phase,
+                        const std::map<std::string, std::string>& outputs) {
+  return manifest_json(phase.recipe, phase.fingerprint, phase.inputs, phase.plan, phase.data, artifact.records(),
+                       phase.choice ? to_json(*phase.choice, /*curve=*/false) : "", phase.training, phase.verdicts,
+                       phase.report, phase.evaluation_device, outputs);
+}
+
+// Of the last phase a model card takes the place of the source's; what others hand on keeps that.
+void write_manifest(Artifact& artifact, const Phase& phase) {
+  if (phase.is_last) {
+    keep_source_card(artifact.artifact_directory());
+    write_card(artifact.artifact_directory(),
+               card_of_folder(artifact.artifact_directory(), manifest_of(artifact, phase, {})));
+  }
+  artifact.write_file(runtime::kManifestName,
+                      runtime::seal_json(manifest_of(artifact, phase, artifact.output_hashes())));
 }
 
 std::string short_number(double value) {
@@ -182,6 +192,12 @@ void note_left_out_files(Phase& phase) {
   const SmallFiles files = find_small_files(phase.checkpoint.directory());
   const std::vector<std::string> events = events_of_links(files);
   phase.data.events.insert(phase.data.events.end(), events.begin(), events.end());
+  if (const std::optional<std::string> card = source_card_name(phase.checkpoint.directory())) {
+    const std::vector<std::string>& known = phase.data.earlier.events;  // what phases hand on has the source's card
+    for (const std::string& problem : card_head_of(phase.checkpoint.directory(), *card).problems) {
+      if (std::ranges::find(known, problem) == known.end()) phase.data.events.push_back(problem);
+    }
+  }
   const std::string line = line_of_others(files, phase.checkpoint);
   if (!line.empty()) phase.progress.print(line);
 }
@@ -251,11 +267,12 @@ void assemble_and_verify(Artifact& artifact, Phase& phase) {
 
 std::string finish(const std::map<std::string, std::string>& extra_files, Artifact& artifact,
                    runtime::MemorySampler& memory, Phase& phase) {
-  write_manifest(extra_files, artifact, phase);
+  for (const auto& [name, text] : extra_files) artifact.write_file(name, text);
   check_unchanged(phase);
   runtime::throw_if_interrupted();
   timed("evaluate", phase, [&] { evaluate(artifact, phase); });
   complete_report(artifact, memory, phase);
+  write_manifest(artifact, phase);
   const std::string json = report_json(phase.report);
   artifact.write_file(runtime::kReportName, runtime::seal_json(json));
   check_unchanged(phase);

@@ -15,6 +15,7 @@
 #include "compress/artifact/workplace.h"
 #include "compress/predict/prediction.h"
 #include "compress/recipe/distill_pass.h"
+#include "compress/recipe/hub_name.h"
 #include "compress/run/compress_model.h"
 #include "compress/run/derive_student.h"
 #include "compress/run/manifest.h"
@@ -114,6 +115,15 @@ std::string plan_phases(const std::vector<Recipe>& phases, const runtime::Checkp
   return runtime::json_text(nlohmann::ordered_json{{"phases", plans}});
 }
 
+// The source's name on the Hugging Face Hub, as the recipe, a hub's cache or the run that made the source say it.
+std::string name_on_hub(const Recipe& recipe, const fs::path& model) {
+  if (!recipe.base_model.empty()) return recipe.base_model;
+  if (std::string name = name_in_hub_cache(model); !name.empty()) return name;
+  if (!fs::is_directory(model)) return {};
+  const nlohmann::json name = runtime::manifest_member(model, "base_model");
+  return name.is_string() && is_hub_name(name.get<std::string>()) ? name.get<std::string>() : std::string();
+}
+
 }  // namespace
 
 fs::path chosen(const fs::path& from_command_line, const fs::path& from_recipe, const std::string& what,
@@ -132,7 +142,7 @@ int set_num_threads(int num_threads) {
 
 std::string run(const Recipe& recipe, const RunOptions& options, runtime::Progress& progress) {
   const fs::path output = runtime::output_place(chosen(options.output, recipe.output, "output", "output", "--out"));
-  const std::vector<Recipe> phases = phases_of(recipe);
+  std::vector<Recipe> phases = phases_of(recipe);
   Workplace::check_output_is_free(
       output, options.dry_run ? runtime::PartialOutput::Leftovers::stay : runtime::PartialOutput::Leftovers::go);
   check_can_be_made(output);
@@ -142,6 +152,8 @@ std::string run(const Recipe& recipe, const RunOptions& options, runtime::Progre
                           std::any_of(phases.begin(), phases.end(), is_plain_phase), progress);
   const runtime::Checkpoint original = runtime::Checkpoint::open(model.path());
   runtime::require_listed_files(model.path());
+  const std::string base_model = name_on_hub(recipe, chosen(options.model, recipe.model, "model", "model", "--model"));
+  for (Recipe& phase : phases) phase.base_model = base_model;
   check_device(phases, options.on_gpu, progress);
   const int num_threads = set_num_threads(options.num_threads);
   if (phases.size() == 1) {

@@ -335,6 +335,26 @@ std::string EmbeddingEvaluation::to_json() const {
   return json_text(json);
 }
 
+std::vector<Figure> EmbeddingEvaluation::figures() const {
+  std::vector<Figure> all;
+  const auto add = [&](const std::string& key, const std::string& meaning, const std::optional<double>& value,
+                       const std::optional<double>& reference) {
+    if (value) all.push_back({key, meaning, *value, std::nullopt, reference, 5});
+  };
+  if (cosine) {
+    add("cosine_mean", "cosine similarity to the original's embeddings, mean", cosine->value, std::nullopt);
+    all.back().standard_error = cosine->standard_error;
+    add("cosine_min", "the same, least", cosine_min, std::nullopt);
+    add("rank_correlation", "rank correlation of the pairs' similarities with the original's", rank_correlation,
+        std::nullopt);
+  }
+  if (has_scores) {
+    add("gold_correlation", "rank correlation of the pairs' similarities with the file's scores", gold_correlation,
+        cosine ? reference_gold_correlation : std::nullopt);
+  }
+  return all;
+}
+
 std::string EmbeddingEvaluation::to_text() const {
   std::ostringstream text;
   text << visible_line(source) << ": " << num_pairs << " pairs of " << num_texts << " texts, " << num_tokens

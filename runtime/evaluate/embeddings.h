@@ -55,6 +55,7 @@ struct EmbeddingEvaluation : EvaluationResult {
 
   std::string to_json() const override;
   std::string to_text() const override;
+  std::vector<Figure> figures() const override;
   std::string data_label() const override { return source; }
   std::optional<double> figure(std::string_view gate) const override;  // "cosine"
 };

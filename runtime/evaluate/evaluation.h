@@ -72,6 +72,16 @@ std::vector<std::vector<MemoryNeed>> memory_needs(const Checkpoint& model, const
                                                   std::span<const EvaluationExtent> extents, bool keeps_models,
                                                   bool on_host);
 
+// One figure of a result for people, the same on any number of threads: no time and no memory.
+struct Figure {
+  std::string key;      // as in the JSON object of the result
+  std::string meaning;  // "perplexity", in the words of a table
+  double value = 0.0;
+  std::optional<double> standard_error = {};
+  std::optional<double> reference = {};  // the reference model's; empty: it has none
+  int num_decimals = 4;                  // that people are shown
+};
+
 // Holds what was measured. Derived classes say which figures these are.
 class EvaluationResult {
  public:
@@ -82,6 +92,8 @@ class EvaluationResult {
   virtual std::string to_text() const = 0;  // a few lines of text, without the events
   // Names the data in messages.
   virtual std::string data_label() const = 0;
+  // Returns the figures that a model card shows, in their order.
+  virtual std::vector<Figure> figures() const { return {}; }
   // Returns the figure that a gate of the row bounds; nothing if it was not measured.
   virtual std::optional<double> figure(std::string_view) const { return std::nullopt; }
 };

@@ -200,6 +200,15 @@ std::string InstructionEvaluation::to_json() const {
   return json_text(json);
 }
 
+std::vector<Figure> InstructionEvaluation::figures() const {
+  std::vector<Figure> all = {{"rouge_l", "Rouge-L of the answers", rouge_l.value, rouge_l.standard_error}};
+  if (!comparison) return all;
+  all.front().reference = comparison->reference_rouge_l.value;
+  all.push_back({"difference", "Rouge-L minus the original's", comparison->difference.value,
+                 comparison->difference.standard_error});
+  return all;
+}
+
 std::string InstructionEvaluation::to_text() const {
   std::ostringstream text;
   for (size_t n = 0; options.show && n < answers.size(); ++n) {

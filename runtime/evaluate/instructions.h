@@ -61,6 +61,7 @@ struct InstructionEvaluation : EvaluationResult {
   // characters and ended. options.show adds the answers: to the scores, or before the lines.
   std::string to_json() const override;
   std::string to_text() const override;
+  std::vector<Figure> figures() const override;
   std::string data_label() const override { return source; }
 };
 

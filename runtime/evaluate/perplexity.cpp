@@ -416,6 +416,21 @@ std::string Perplexity::to_json() const {
   return json_text(json);
 }
 
+std::vector<Figure> Perplexity::figures() const {
+  std::vector<Figure> all = {{"perplexity", "perplexity", perplexity.value, perplexity.standard_error}};
+  if (!comparison) return all;
+  all.front().reference = comparison->reference_perplexity.value;
+  const auto add = [&](const std::string& key, const std::string& meaning, const Estimate& estimate) {
+    all.push_back({key, meaning, estimate.value, estimate.standard_error, std::nullopt, 5});
+  };
+  add("perplexity_ratio", "perplexity over the original's", comparison->perplexity_ratio);
+  add("kl_mean", "KL divergence from the original, mean in nats per token", comparison->kl_mean);
+  add("kl_median", "the same, median", {comparison->kl_median, std::nullopt});
+  add("kl_p99", "the same, 99th percentile", {comparison->kl_p99, std::nullopt});
+  add("top1_agreement", "share of tokens with the same most probable next token", comparison->top1_agreement);
+  return all;
+}
+
 std::string Perplexity::to_text() const {
   std::ostringstream text;
   text << "protocol              " << visible_line(label) << '\n';

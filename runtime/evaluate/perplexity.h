@@ -105,6 +105,7 @@ struct Perplexity : EvaluationResult {
   // peak_memory_bytes, ...; with a reference also kl_mean, kl_p99, top1_agreement, ...
   std::string to_json() const override;
   std::string to_text() const override;
+  std::vector<Figure> figures() const override;
   std::string data_label() const override { return label; }
   std::optional<double> figure(std::string_view gate) const override;  // "kl", "perplexity_ratio"
 };

@@ -81,6 +81,18 @@ class StricterUmask {
   mode_t before_;
 };
 
+// Returns the rights that a copy of the file must not give.
+mode_t withheld_from_copies(const InputFile& source, const fs::path& copy) {
+  struct stat status;
+  if (::fstat(source.descriptor(), &status) != 0) {
+    throw std::runtime_error("cannot read '" + source.path().string() + "': " + std::generic_category().message(errno));
+  }
+  Readers readers;
+  readers.limit(status, S_IRGRP, S_IROTH);
+  // The owner may write to it, as to everything that this process makes.
+  return (0666 & ~status.st_mode & ~static_cast<mode_t>(S_IWUSR)) | readers.withheld(group_of(copy));
+}
+
 }  // namespace
 
 void keep_as_private_as(const std::vector<fs::path>& sources, const fs::path& output) {
@@ -98,16 +110,13 @@ void keep_as_private_as(const std::vector<fs::path>& sources, const fs::path& ou
 }
 
 void copy_privately(const InputFile& source, const fs::path& copy) {
-  struct stat status;
-  if (::fstat(source.descriptor(), &status) != 0) {
-    throw std::runtime_error("cannot read '" + source.path().string() + "': " + std::generic_category().message(errno));
-  }
-  Readers readers;
-  readers.limit(status, S_IRGRP, S_IROTH);
-  // The owner may write to it, as to everything that this process makes.
-  const StricterUmask umask((0666 & ~status.st_mode & ~static_cast<mode_t>(S_IWUSR)) |
-                            readers.withheld(group_of(copy)));
+  const StricterUmask umask(withheld_from_copies(source, copy));
   write_file_atomically(copy, [&source](const ByteSink& sink) { read_in_pieces(source, sink); });
+}
+
+void write_privately(const InputFile& source, const fs::path& path, std::string_view text) {
+  const StricterUmask umask(withheld_from_copies(source, path));
+  write_file_atomically(path, text);
 }
 
 }  // namespace pare::runtime

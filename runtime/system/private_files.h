@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <string_view>
 #include <vector>
 
 #include "runtime/system/input_files.h"
@@ -22,5 +23,7 @@ void keep_as_private_as(const std::vector<std::filesystem::path>& sources, const
 // as the umask allows, and those of a group only if it has that group. It appears whole or not at all. Throws
 // std::runtime_error (path, reason).
 void copy_privately(const InputFile& source, const std::filesystem::path& copy);
+// Writes a file that has something of `source` in it, for the same readers.
+void write_privately(const InputFile& source, const std::filesystem::path& path, std::string_view text);
 
 }  // namespace pare::runtime

@@ -67,8 +67,8 @@ class SmallFilesOfAModel : public testing::Test {
 
   TemporaryFolder folder_{"small-files"};
   fs::path model_ = folder_ / "model";
-  const std::set<std::string> whole_ = {"config.json", "model.safetensors", "pare.json",
-                                        "report.json", "tokenizer.json",    "tokenizer_config.json"};
+  const std::set<std::string> whole_ = {"README.md",   "config.json",    "model.safetensors",    "pare.json",
+                                        "report.json", "tokenizer.json", "tokenizer_config.json"};
 };
 
 TEST_F(SmallFilesOfAModel, ThoseOfTheListAreCopiedAndOthersNamed) {
@@ -108,7 +108,7 @@ TEST_F(SmallFilesOfAModel, ThoseOfTheListAreCopiedAndOthersNamed) {
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   std::set<std::string> expected = whole_;
   expected.insert(copied.begin(), copied.end());
-  expected.insert({"1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"});
+  expected.insert({"README.source.md", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"});
   expected.insert("additional_chat_templates/tool_use.jinja");
   EXPECT_EQ(output(), expected);
   EXPECT_NE(outcome.err.find("plan: not copied from the model's folder: 2024_backup/, 2_Dense/notes.txt, diary.txt, "

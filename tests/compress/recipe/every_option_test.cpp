@@ -192,7 +192,7 @@ class EveryOption : public testing::TestWithParam<Setting> {
     return text;
   }
 
-  // Returns the run's files without pare.json, which holds the recipe. Throws what the run throws.
+  // Returns the run's files without pare.json and the model card, which hold the recipe. Throws what the run throws.
   std::map<std::string, std::string> files_of(const Given& given) {
     const Recipe recipe = parse_recipe(recipe_with(given), folder_ / "r.yaml");
     RunOptions options;
@@ -204,6 +204,7 @@ class EveryOption : public testing::TestWithParam<Setting> {
     std::map<std::string, std::string> files = promised_files(folder_ / "out");
     fs::remove_all(folder_ / "out");
     files.erase("pare.json");
+    files.erase("README.md");
     return files;
   }
   const fs::path kStories = fs::path(kSourceFolder) / "calibration_data" / "stories260k";

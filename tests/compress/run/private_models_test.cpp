@@ -172,7 +172,7 @@ TEST_F(PrivateModels, AGroupKeepsItsRightsWhereTheOutputIsOfThatGroup) {
   give_to_group(folder_ / "shared", *group);
   give_rights(folder_ / "shared", 02770);
   ASSERT_EQ(run_pare({"run", recipe_.string(), "--out", (folder_ / "shared" / "out").string()}).status, 0);
-  for (const char* name : {"model.safetensors", "README.md"}) {
+  for (const char* name : {"model.safetensors", "README.md", "README.source.md"}) {
     const struct stat status = status_of(folder_ / "shared" / "out" / name);
     EXPECT_EQ(status.st_gid, *group) << name;
     EXPECT_EQ(status.st_mode & 0777, name[0] == 'R' ? 0640u : 0660u) << name;
@@ -185,8 +185,8 @@ TEST_F(PrivateModels, AGroupKeepsItsRightsWhereTheOutputIsOfThatGroup) {
   // Only one file is private, so only its copy is.
   give_rights(text_, 0644);
   give_rights(model_ / "model.safetensors", 0644);
-  expect_withheld({"run", recipe_.string(), "--out", (folder_ / "copies").string()}, {"copies/README.md"},
-                  S_IRWXG | S_IRWXO);
+  expect_withheld({"run", recipe_.string(), "--out", (folder_ / "copies").string()},
+                  {"copies/README.md", "copies/README.source.md"}, S_IRWXG | S_IRWXO);
 }
 
 TEST(RecipeInputs, AreAllFilesThatARecipeNames) {

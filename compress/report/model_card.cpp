@@ -1,0 +1,418 @@
+#include "compress/report/model_card.h"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <tuple>
+#include <vector>
+
+#include "compress/artifact/small_files.h"
+#include "compress/recipe/hub_name.h"
+#include "compress/recipe/recipe.h"
+#include "compress/recipe/recipe_guide.h"
+#include "compress/report/markdown_text.h"
+#include "runtime/commands/artifact_files.h"
+#include "runtime/commands/option_table.h"
+#include "runtime/model/checkpoint_files.h"
+#include "runtime/system/atomic_file.h"
+#include "runtime/system/json_text.h"
+#include "runtime/system/private_files.h"
+#include "runtime/system/progress.h"
+
+namespace pare::compress {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+using Texts = std::vector<std::string>;
+
+constexpr const char* kFolder = "path/to/this/folder";
+
+// What the card says of the result as a whole.
+struct CardFacts {
+  std::string base_model;  // ORG/NAME; empty: not known
+  std::string family;      // model_type of config.json
+  std::string container;   // quant_method or pare_method of config.json; empty: no weight is in codes
+  bool is_decoder = false;
+  bool has_codes = false, is_pruned = false, is_trained = false;
+  std::set<int64_t> bits;                  // of codes
+  Texts methods;                           // keys of the passes that rounded or pruned, in their order in pare.json
+  std::optional<Json> transformers, vllm;  // their verdicts
+};
+
+std::string text_of(const Json& json, const char* key) {
+  return json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : std::string();
+}
+
+bool loads(const std::optional<Json>& verdict) {
+  return verdict && verdict->at("loads").get<bool>();
+}
+
+std::string counted(int64_t count, const std::string& one) {
+  return std::to_string(count) + " " + one + (count == 1 ? "" : "s");
+}
+
+CardFacts facts_of(const Json& manifest, const Json& config) {
+  CardFacts facts;
+  facts.base_model = text_of(manifest, "base_model");
+  if (!is_hub_name(facts.base_model)) facts.base_model.clear();
+  facts.family = text_of(config, "model_type");
+  constexpr std::string_view kOwn = "pare_";  // own_config.h
+  if (facts.family.starts_with(kOwn)) facts.family.erase(0, kOwn.size());
+  if (config.contains("quantization_config")) {
+    const Json& quantization = config["quantization_config"];
+    facts.container = text_of(quantization, "quant_method");
+    if (facts.container.empty()) facts.container = text_of(quantization, "pare_method");
+  }
+  if (config.contains("architectures") && config["architectures"].is_array()) {
+    for (const Json& name : config["architectures"]) {
+      facts.is_decoder =
+          facts.is_decoder || (name.is_string() && name.get<std::string>().find("ForCausalLM") != std::string::npos);
+    }
+  }
+  for (const Json& layer : manifest.at("layers")) {
+    const std::string method = layer.at("method").get<std::string>();
+    if (std::ranges::find(facts.methods, method) == facts.methods.end()) facts.methods.push_back(method);
+    facts.has_codes = facts.has_codes || layer.contains("bits");
+    facts.is_pruned = facts.is_pruned || layer.contains("zeros");
+    if (layer.contains("bits")) facts.bits.insert(layer["bits"].get<int64_t>());
+  }
+  facts.is_trained = manifest.contains("training");
+  for (const Json& verdict : manifest.at("engines")) {
+    const std::string engine = verdict.at("engine").get<std::string>();
+    if (engine.starts_with("transformers")) facts.transformers = verdict;
+    if (engine.starts_with("vLLM")) facts.vllm = verdict;
+  }
+  return facts;
+}
+
+// --- the head ---
+
+// A text of a YAML head: plain where it can be nothing else than that text, in double quotes as in JSON elsewhere.
+std::string yaml_text(const std::string& text) {
+  static const std::set<std::string, std::less<>> kWords = {"null", "true", "false", "yes", "no",
+                                                            "on",   "off",  "y",     "n"};
+  const bool is_plain = !text.empty() && text.front() >= 'a' && text.front() <= 'z' && !kWords.contains(text) &&
+                        std::ranges::all_of(text, [](char c) {
+                          return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-' || c == '.';
+                        });
+  return is_plain ? text : runtime::json_text(Json(text));
+}
+
+void add_field(const std::string& key, const Texts& values, std::string& head) {
+  if (values.size() == 1) {
+    head += key + ": " + yaml_text(values.front()) + "\n";
+    return;
+  }
+  head += key + ":\n";
+  for (const std::string& value : values) head += "- " + yaml_text(value) + "\n";
+}
+
+// The Hub's word for what the model is to its base; empty where it has none that is true.
+std::string relation(const CardFacts& facts) {
+  if (facts.has_codes) return "quantized";
+  return facts.is_trained ? "finetune" : "";
+}
+
+Texts tags(const CardFacts& facts, const CardHead& source) {
+  Texts tags = source.values("tags");
+  const auto add = [&](const std::string& tag) {
+    if (!tag.empty() && std::ranges::find(tags, tag) == tags.end()) tags.push_back(tag);
+  };
+  add("pare");
+  for (const std::string& method : facts.methods) add(method);
+  for (const int64_t bits : facts.bits) add(std::to_string(bits) + "-bit");
+  add(facts.container);
+  return tags;
+}
+
+std::string head_of(const CardFacts& facts, const CardHead& source) {
+  std::string head = "---\n";
+  if (!facts.base_model.empty()) {
+    head += "base_model: " + runtime::json_text(Json(facts.base_model)) + "\n";
+    if (const std::string word = relation(facts); !word.empty()) head += "base_model_relation: " + word + "\n";
+  }
+  for (const char* key : {"license", "license_name", "license_link", "language", "datasets"}) {
+    if (const Texts values = source.values(key); !values.empty()) add_field(key, values, head);
+  }
+  Texts library = source.values("library_name");
+  if (library.empty() || !loads(facts.transformers)) library = {loads(facts.transformers) ? "transformers" : "pare"};
+  add_field("library_name", library, head);
+  Texts pipeline = source.values("pipeline_tag");
+  if (pipeline.empty() && facts.is_decoder) pipeline = {"text-generation"};
+  if (!pipeline.empty()) add_field("pipeline_tag", pipeline, head);
+  add_field("tags", tags(facts, source), head);
+  return head + "---\n\n";
+}
+
+// --- what was done ---
+
+std::string title_of(const CardFacts& facts) {
+  std::string title =
+      facts.base_model.empty() ? facts.family + " model" : facts.base_model.substr(facts.base_model.find('/') + 1);
+  Texts words;
+  for (const int64_t bits : facts.bits) words.push_back(std::to_string(bits));
+  if (facts.has_codes) title += ", " + runtime::listed(words, "and") + " bits";
+  if (!facts.methods.empty()) title += " by " + runtime::listed(facts.methods, "and");
+  return title;
+}
+
+// What the recipe's passes do, in words; nothing where this version cannot read the recipe.
+std::string passes_in_words(const std::string& recipe_text, const std::string& name) {
+  std::string list;
+  try {
+    const Recipe recipe = parse_recipe(recipe_text, name);
+    if (recipe.student) list += "1. `student`: The model is first made smaller, from its own weights.\n";
+    for (const PassRecipe& pass : recipe.passes) {
+      list += "1. `" + std::string(pass.row->key) + "`: " + first_sentence(std::string(pass.options->meaning())) + "\n";
+    }
+    if (recipe.head) list += "1. `head`: Embedding and head are rounded to codes as well.\n";
+  } catch (const std::invalid_argument&) {
+    return {};
+  }
+  return list;
+}
+
+// How a layer's weights are stored.
+std::string stored_as(const Json& layer) {
+  std::string text;
+  if (layer.contains("bits")) {
+    const std::string code = text_of(layer, "code");
+    text = code.empty() ? std::to_string(layer["bits"].get<int64_t>()) + " bits" : code;
+    const int64_t group = layer.at("group_size").get<int64_t>();
+    text += layer.contains("per_tensor") ? ", one scale"
+            : group < 1                  ? ", a scale per row"
+                                         : ", groups of " + std::to_string(group);
+    if (code.empty() && !layer.at("symmetric").get<bool>()) text += ", asymmetric";
+  } else {
+    text = "values";
+  }
+  const std::string pattern = text_of(layer, "pattern");
+  if (!pattern.empty()) text += "; zeros: " + pattern;
+  const std::string input = text_of(layer, "input");
+  if (!input.empty()) text += "; inputs: " + input;
+  if (layer.contains("sparsity_threshold")) text += "; small inputs are dropped";
+  return text;
+}
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2.0;
+}
+
+std::string layer_table(const Json& manifest) {
+  struct Group {
+    int64_t num_layers = 0;
+    std::vector<double> errors;
+  };
+  std::vector<std::pair<std::pair<std::string, std::string>, Group>> groups;  // in the order of the layers
+  for (const Json& layer : manifest.at("layers")) {
+    const std::pair key(layer.at("method").get<std::string>(), stored_as(layer));
+    auto group = std::ranges::find(groups, key, &std::pair<std::pair<std::string, std::string>, Group>::first);
+    if (group == groups.end()) group = groups.insert(groups.end(), {key, Group()});
+    ++group->second.num_layers;
+    if (layer.contains("relative_error") && layer["relative_error"].is_number()) {
+      group->second.errors.push_back(layer["relative_error"].get<double>());
+    }
+  }
+  if (groups.empty()) return {};
+  std::string table =
+      "| layers | last pass | weights stored as | relative error, median | largest |\n|---|---|---|---|---|\n";
+  for (const auto& [key, group] : groups) {
+    table += "| " + std::to_string(group.num_layers) + " | " + markdown_text(key.first) + " | " +
+             markdown_text(key.second) + " | ";
+    table += group.errors.empty() ? "– | – |\n"
+                                  : runtime::format_number(median(group.errors), 5) + " | " +
+                                        runtime::format_number(std::ranges::max(group.errors), 5) + " |\n";
+  }
+  return table + "\n";
+}
+
+std::string what_was_done(const Json& manifest, const std::string& manifest_name) {
+  const std::string recipe = text_of(manifest, "recipe");
+  std::string text = "## What was done\n\n" + passes_in_words(recipe, manifest_name);
+  if (!text.ends_with("\n\n")) text += "\n";
+  text += layer_table(manifest);
+  if (manifest.contains("calibration")) {
+    const Json& calibration = manifest["calibration"];
+    const bool is_windows = calibration.contains("windows");
+    text += "Calibrated on " +
+            counted(calibration.at(is_windows ? "windows" : "texts").get<int64_t>(), is_windows ? "window" : "text") +
+            (is_windows ? " of " + counted(calibration.at("tokens").get<int64_t>(), "token") : "") + " of " +
+            markdown_text(text_of(calibration, "text")) + ".\n\n";
+  }
+  if (manifest.contains("training")) {
+    const Json& training = manifest["training"];
+    text += "Trained for " + counted(training.at("steps").get<int64_t>(), "step") + " on " +
+            counted(training.at("training_windows").get<int64_t>(), "window") + " of " +
+            counted(training.at("tokens").get<int64_t>(), "token") + "; the values of step " +
+            std::to_string(training.at("kept_step").get<int64_t>()) + " are kept.\n\n";
+  }
+  text += "The recipe:\n\n" + markdown_code(recipe, "yaml") + "\n";
+  const Json& events = manifest.at("events");
+  if (!events.empty()) {
+    std::string lines;
+    for (const Json& event : events) lines += event.get<std::string>() + "\n";
+    text += "What went other than planned:\n\n" + markdown_code(lines, "text") + "\n";
+  }
+  return text;
+}
+
+// --- figures ---
+
+std::string sizes_of(const Json& manifest) {
+  if (!manifest.contains("sizes")) return {};
+  const Json& sizes = manifest["sizes"];
+  const auto bytes = [&](const char* key) { return runtime::format_bytes(sizes.at(key).get<int64_t>()); };
+  const auto bits = [&](const char* key) { return runtime::format_number(sizes.at(key).get<double>(), 3); };
+  return "## Size\n\n| | original | this model |\n|---|---|---|\n| weight files | " + bytes("source_bytes") + " | " +
+         bytes("output_bytes") + " |\n| bits per weight of the blocks' linears | | " +
+         bits("bits_per_weight_without_head") + " |\n| bits per weight with embedding and head | | " +
+         bits("bits_per_weight") + " |\n\n";
+}
+
+std::string measured(const Json& manifest) {
+  if (!manifest.contains("evaluations") || manifest["evaluations"].empty()) return {};
+  std::string text = "## What was measured\n\n";
+  for (const Json& evaluation : manifest["evaluations"]) {
+    text +=
+        markdown_text(evaluation.at("data").get<std::string>()) + ":\n\n| | original | this model |\n|---|---|---|\n";
+    for (const Json& figure : evaluation.at("figures")) {
+      const int decimals = std::clamp(figure.at("decimals").get<int>(), 0, 10);
+      const auto number = [&](const char* key) {
+        return figure.contains(key) && figure[key].is_number()
+                   ? runtime::format_number(figure[key].get<double>(), decimals)
+                   : std::string();
+      };
+      const std::string error = number("standard_error");
+      text += "| " + markdown_text(figure.at("meaning").get<std::string>()) + " | " + number("reference") + " | " +
+              number("value") + (error.empty() ? "" : " ± " + error) + " |\n";
+    }
+    text += "\n";
+  }
+  return text + "± is the standard error over the windows or texts.\n\n";
+}
+
+std::string not_measured(const Json& manifest) {
+  std::string text = "## What was not measured\n\n";
+  const bool is_measured = manifest.contains("evaluations") && !manifest["evaluations"].empty();
+  if (!is_measured) text += "- How good the model is: the run that made it measured nothing.\n";
+  if (is_measured) text += "- Any task, language or text other than those above.\n";
+  text += "- Bias and safety, which compression may change.\n- Speed and memory.\n";
+  if (!manifest.at("engines").empty()) {
+    text += "- Loading in other engines: what stands above follows from the rules of the releases named.\n";
+  }
+  return text + "\n";
+}
+
+// --- how to load it ---
+
+std::string verdict_lines(const Json& engines) {
+  std::string text = "| engine | loads it | |\n|---|---|---|\n";
+  for (const Json& verdict : engines) {
+    Texts reasons;
+    for (const Json& reason : verdict.at("reasons")) reasons.push_back(markdown_text(reason.get<std::string>()));
+    std::string all;
+    for (const std::string& reason : reasons) all += (all.empty() ? "" : "; ") + reason;
+    text += "| " + markdown_text(verdict.at("engine").get<std::string>()) + " | " +
+            (verdict.at("loads").get<bool>() ? "yes" : "no") + " | " + all + " |\n";
+  }
+  return text + "\n";
+}
+
+std::string with_transformers(const CardFacts& facts) {
+  const std::string extra =
+      facts.container == "compressed-tensors" || facts.container == "bitsandbytes" ? " " + facts.container : "";
+  const std::string type = facts.is_decoder ? "AutoModelForCausalLM" : "AutoModel";
+  std::string code = "# pip install transformers" + extra + "\nfrom transformers import " + type +
+                     ", AutoTokenizer\n\n" + "tokenizer = AutoTokenizer.from_pretrained(\"" + kFolder +
+                     "\")\nmodel = " + type + ".from_pretrained(\"" + kFolder + "\")\n";
+  if (facts.is_decoder) {
+    code +=
+        "inputs = tokenizer(\"The capital of France is\", return_tensors=\"pt\")\n"
+        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))\n";
+  }
+  return "### With transformers\n\n" + markdown_code(code, "python") + "\n";
+}
+
+std::string how_to_load(const Json& manifest, const CardFacts& facts) {
+  std::string text = "## How to load it\n\n";
+  if (!manifest.at("engines").empty()) text += verdict_lines(manifest["engines"]);
+  if (loads(facts.transformers)) text += with_transformers(facts);
+  if (loads(facts.vllm)) text += "### With vLLM\n\n" + markdown_code(std::string("vllm serve ") + kFolder, "sh") + "\n";
+  const std::string folder = kFolder;
+  return text + "### With pare\n\n" +
+         markdown_code((facts.is_decoder ? "pare generate " + folder + " --prompt \"The capital of France is\"\n" +
+                                               "pare eval " + folder + " --text FILE\n"
+                                         : "pare eval " + folder + " --pairs FILE.tsv\n") +
+                           "pare verify " + folder,
+                       "sh") +
+         "\n";
+}
+
+std::string origin(const CardFacts& facts, const CardInputs& inputs) {
+  std::string text = "## Where it comes from\n\n";
+  text += facts.base_model.empty() ? "`pare.json` has the checksums of the original model's files. It does not say its "
+                                     "name.\n"
+                                   : "The original is [" + markdown_text(facts.base_model) +
+                                         "](https://huggingface.co/" + facts.base_model + ").\n";
+  if (!inputs.source_card.empty()) {
+    text += "Its own model card is [" + inputs.source_card + "](" + inputs.source_card + "), unchanged.\n";
+  }
+  const Texts licence = inputs.source.values("license");
+  text += licence.empty() ? "No licence of it is known here. Whatever licence it has applies to this model as well.\n"
+                          : "Its licence, " + markdown_text(licence.front()) + ", applies to this model as well.\n";
+  return text;
+}
+
+}  // namespace
+
+std::string model_card(const CardInputs& inputs) {
+  const Json manifest = runtime::parse_ordered_json(inputs.manifest, inputs.manifest_name);
+  const Json config = runtime::parse_ordered_json(inputs.config, "config.json");
+  try {
+    const CardFacts facts = facts_of(manifest, config);
+    std::string card = head_of(facts, inputs.source);
+    card += std::string(kCardMark) + "\n\n";
+    card += "# " + markdown_text(title_of(facts)) + "\n\n";
+    card += (facts.base_model.empty()
+                 ? "A model"
+                 : "[" + markdown_text(facts.base_model) + "](https://huggingface.co/" + facts.base_model + ")") +
+            std::string(facts.has_codes    ? ", quantized"
+                        : facts.is_pruned  ? ", pruned"
+                        : facts.is_trained ? ", trained further"
+                                           : ", changed") +
+            " by pare.\n\n";
+    return card + sizes_of(manifest) + measured(manifest) + how_to_load(manifest, facts) +
+           what_was_done(manifest, inputs.manifest_name) + not_measured(manifest) + origin(facts, inputs);
+  } catch (const nlohmann::json::exception& error) {
+    throw std::runtime_error("'" + inputs.manifest_name + "' or config.json is not what pare writes: " + error.what());
+  }
+}
+
+std::string card_of_folder(const fs::path& artifact, const std::string& manifest) {
+  CardInputs inputs{.manifest = manifest,
+                    .config = runtime::read_text_file(artifact / "config.json"),
+                    .source = {},
+                    .source_card = {},
+                    .manifest_name = (artifact / runtime::kManifestName).filename().string()};
+  if (runtime::is_there(artifact / kSourceCardName)) {
+    inputs.source_card = kSourceCardName;
+    inputs.source = card_head_of(artifact, kSourceCardName);
+  }
+  return model_card(inputs);
+}
+
+void write_card(const fs::path& artifact, const std::string& card) {
+  if (runtime::is_there(artifact / kSourceCardName)) {
+    runtime::write_privately(open_small_file(artifact, kSourceCardName), artifact / kCardName, card);
+  } else {
+    runtime::write_file_atomically(artifact / kCardName, card);
+  }
+}
+
+}  // namespace pare::compress
