@@ -26,6 +26,8 @@ MAY_INCLUDE = {
     "runtime/model": {"runtime/system", "runtime/format", "runtime/containers", "runtime/files"},
     "runtime/import": {"runtime/system", "runtime/text", "runtime/format", "runtime/files", "runtime/tokenizer",
                        "runtime/model"},
+    "runtime/export": {"runtime/system", "runtime/text", "runtime/format", "runtime/containers", "runtime/files",
+                       "runtime/tokenizer", "runtime/chat", "runtime/model", "runtime/import"},
     "runtime/engine": {"runtime/system", "runtime/machine", "runtime/format", "runtime/tokenizer", "runtime/model"},
     "runtime/cpu": {"runtime/system", "runtime/format", "runtime/model", "runtime/engine", "runtime/cpu/kernels"},
     "runtime/cpu/kernels": {"runtime/system", "runtime/cpu"},

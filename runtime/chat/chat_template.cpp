@@ -239,6 +239,12 @@ Chat parse_chat(std::string_view json, const std::string& where, ChatPart part) 
   return chat;
 }
 
+std::vector<std::pair<std::string, std::string>> read_chat_templates(const fs::path& model) {
+  std::vector<std::pair<std::string, std::string>> templates;
+  for (const Source& source : templates_of(model)) templates.emplace_back(source.name, source.text);
+  return templates;
+}
+
 ChatTemplate ChatTemplate::open(const Tokenizer& tokenizer) {
   const fs::path& model = tokenizer.source();
   const std::vector<Source> sources = templates_of(model);

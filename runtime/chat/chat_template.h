@@ -1,9 +1,11 @@
 // A model's chat template: how its conversations are written, as the text that it was trained on.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "runtime/chat/jinja_value.h"
@@ -32,6 +34,10 @@ bool holds_chat(std::string_view json, const std::string& where);
 // role, and if none is left; and BadJson for whole numbers of more than 64 bits, whose digits would change.
 enum class ChatPart { whole, to_be_answered };
 Chat parse_chat(std::string_view json, const std::string& where, ChatPart part = ChatPart::whole);
+
+// Returns the templates of a model, by name, as ChatTemplate::open finds them; none if it has none. Of several with one
+// name the last counts. Throws what reading the files throws.
+std::vector<std::pair<std::string, std::string>> read_chat_templates(const std::filesystem::path& model);
 
 class ChatTemplate {
  public:

@@ -20,4 +20,7 @@ constexpr std::array<int, 8> kIq3SLevels = {1, 3, 5, 7, 9, 11, 13, 15};
 extern const std::array<uint16_t, 256> kIq3Xxs;
 extern const std::array<uint16_t, 512> kIq3S;
 
+// IQ4_NL and IQ4_XS.
+constexpr std::array<int, 16> kIq4Levels = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
 }  // namespace pare::runtime

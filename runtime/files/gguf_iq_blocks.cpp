@@ -58,8 +58,7 @@ void put_eight_ternary(uint16_t word, float scale, float delta, float* out) {
   for (int j = 0; j < 8; ++j) out[j] = scale * (static_cast<float>(kIq1Levels[word >> (2 * j) & 3]) + delta);
 }
 
-// Both formats of 4 bits share the table. Byte j holds elements j (low nibble) and j + 16 (high).
-constexpr std::array<int, 16> kIq4Levels = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+// Byte j holds elements j (low nibble) and j + 16 (high).
 constexpr std::array<int, 16> kMxfp4DoubledLevels = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 void put_nibbles(const std::array<int, 16>& levels, const uint8_t* codes, float scale, float* out) {

@@ -3,18 +3,15 @@
 
 #include <functional>
 #include <memory>
-#include <string_view>
 #include <vector>
 
 #include "runtime/files/gguf.h"
 #include "runtime/files/safetensors.h"
+#include "runtime/import/gguf_places.h"
 #include "runtime/model/families.h"
 #include "runtime/model/model_description.h"
 
 namespace pare::runtime {
-
-// The tensor of a block that corrects scores of experts.
-inline constexpr std::string_view kGgufCorrection = "exp_probs_b.bias";
 
 // Returns those of them that the file has: what it lacks, check_tensors() tells. `written_dtype` says the type of each.
 // Throws std::invalid_argument for a tensor of the file that has no place in the model, and std::runtime_error for

@@ -428,6 +428,15 @@ GgufVocabulary read_gguf_vocabulary(const GgufFile& file) {
   return vocabulary;
 }
 
+std::vector<std::string> gguf_pre_tokenizers() {
+  std::vector<std::string> names;
+  for (const auto& [name, kind] : known_pre_tokenizers()) {
+    // llama.cpp has other rules under that name.
+    if (name != "default") names.emplace_back(name);
+  }
+  return names;
+}
+
 std::vector<std::pair<std::string, std::string>> gguf_special_tokens(const GgufFile& file) {
   const std::vector<std::string> tokens = file.texts("tokenizer.ggml.tokens");
   constexpr std::pair<const char*, const char*> kRoles[] = {

@@ -29,6 +29,9 @@ struct GgufVocabulary {
 // Throws std::runtime_error if a key is missing or of the wrong type.
 GgufVocabulary read_gguf_vocabulary(const GgufFile& file);
 
+// Returns the names of tokenizer.ggml.pre whose rules pare and llama.cpp share. Several may have equal rules.
+std::vector<std::string> gguf_pre_tokenizers();
+
 // Returns the special tokens that the file names by ids of its vocabulary: their names in tokenizer_config.json, as
 // bos_token, and their contents. Throws what GgufFile::texts and integer throw.
 std::vector<std::pair<std::string, std::string>> gguf_special_tokens(const GgufFile& file);

@@ -364,9 +364,8 @@ void set_around_text(const TokenizerClass& of_class, const NamedTokens& tokens, 
   }
 }
 
-}  // namespace
-
-TokenizerParts read_tokenizer_folder(const std::filesystem::path& path) {
+// `document` becomes the tokenizer.json as the class has it.
+TokenizerParts read_folder(const std::filesystem::path& path, json& document) {
   const std::filesystem::path folder = path.parent_path();
   JsonFile file = {path.string(), parse_json(read_text_file(path), path.string(), Nul::allowed)};
   const JsonFile config = read_object(folder / "tokenizer_config.json");
@@ -408,7 +407,21 @@ TokenizerParts read_tokenizer_folder(const std::filesystem::path& path) {
   if (of_class != nullptr) set_around_text(*of_class, tokens, has_post_processor, parts);
   parts.special_tokens = std::move(special_tokens);
   parts.split_special_tokens = config.node().flag("split_special_tokens", false);
+  document = std::move(file.content);
   return parts;
+}
+
+}  // namespace
+
+TokenizerParts read_tokenizer_folder(const std::filesystem::path& file) {
+  json document;
+  return read_folder(file, document);
+}
+
+json read_tokenizer_document(const std::filesystem::path& file) {
+  json document;
+  read_folder(file, document);
+  return document;
 }
 
 }  // namespace pare::runtime

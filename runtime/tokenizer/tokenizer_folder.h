@@ -19,4 +19,8 @@ namespace pare::runtime {
 // Throws std::runtime_error as parse_tokenizer_json does, and for wrong types in those files.
 TokenizerParts read_tokenizer_folder(const std::filesystem::path& file);
 
+// Returns the tokenizer.json as that class has it: normalizer, pre-tokenizer, model and decoder are those that the
+// parts above were made of. Added tokens and what stands around a text are the parts' alone. Throws the same.
+nlohmann::json read_tokenizer_document(const std::filesystem::path& file);
+
 }  // namespace pare::runtime

@@ -1,0 +1,272 @@
+#include "runtime/export/export_gguf.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+#include "runtime/chat/chat_template.h"
+#include "runtime/export/gguf_config_keys.h"
+#include "runtime/export/gguf_matrix.h"
+#include "runtime/export/gguf_plan.h"
+#include "runtime/export/gguf_read_back.h"
+#include "runtime/import/import_sources.h"
+#include "runtime/system/input_files.h"
+#include "runtime/system/interrupt.h"
+#include "runtime/system/partial_output.h"
+#include "runtime/tokenizer/gguf_from_tokenizer.h"
+
+namespace pare::runtime {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string text_of(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2e", value);
+  return text;
+}
+
+std::string type_name(GgufType type) {
+  return std::string(gguf_block(static_cast<uint32_t>(type)).name);
+}
+
+const DecoderFamily& family_of(const Checkpoint& checkpoint) {
+  const std::string where = checkpoint.directory().string();
+  if (checkpoint.is_encoder()) {
+    throw std::invalid_argument("'" + where + "' is an encoder, and pare exports decoders alone to GGUF");
+  }
+  const std::string& name = checkpoint.description().family;
+  const DecoderFamily* const family = decoder_families().find(&DecoderFamily::name, name);
+  if (family == nullptr || family->gguf.empty()) {
+    throw std::invalid_argument("'" + where + "' is a " + name + ", which has no GGUF files; families that have: " +
+                                decoder_families().list(&DecoderFamily::name, &DecoderFamily::gguf));
+  }
+  return *family;
+}
+
+// Returns the value of `license:` in the head of a model card; "" without one.
+std::string license_of(const fs::path& folder) {
+  if (!is_there(folder / "README.md")) return "";
+  const std::string text = read_text_file(folder / "README.md");
+  const std::string key = "\nlicense:";
+  if (!text.starts_with("---\n")) return "";
+  const size_t end = text.find("\n---", 3), at = text.find(key);
+  if (at == std::string::npos || end == std::string::npos || at > end) return "";
+  const size_t begin = text.find_first_not_of(" \t'\"", at + key.size());
+  const size_t stop = text.find_first_of("'\"\r\n", begin);
+  return begin == std::string::npos ? "" : text.substr(begin, stop - begin);
+}
+
+// A file of this checkpoint in the making.
+struct Draft {
+  const DecoderFamily* family = nullptr;
+  GgufMetadata metadata;
+  std::vector<StreamedGgufTensor> settings;
+  std::vector<PlannedGgufTensor> planned;
+  std::vector<std::string> notes;
+};
+
+// llama.cpp's number for the type that most bytes have.
+int file_type_of(const Draft& draft, const GgufFormat& format) {
+  if (format.type) return format.file_type;
+  std::map<GgufType, int64_t> elements;
+  for (const PlannedGgufTensor& tensor : draft.planned) {
+    if (tensor.making != GgufMaking::vector) {
+      elements[tensor.chosen.type] += StreamedGgufTensor{tensor.name, tensor.shape, GgufType::F32, {}}.num_elements();
+    }
+  }
+  const auto most = std::ranges::max_element(elements, {}, &std::pair<const GgufType, int64_t>::second);
+  if (most == elements.end()) return format.file_type;
+  if (most->first == GgufType::MXFP4) return 38;
+  for (const GgufFormat& known : gguf_formats()) {
+    if (known.type == most->first) return known.file_type;
+  }
+  return format.file_type;
+}
+
+void note_inputs(const Checkpoint& checkpoint, std::vector<std::string>& notes) {
+  int64_t num_rounded = 0, num_sparse = 0;
+  for (const LinearDescription& linear : block_linears(checkpoint.description())) {
+    const std::optional<PackScheme> scheme = checkpoint.stored_scheme(linear);
+    if (scheme && !scheme->input.is_plain()) ++num_rounded;
+    if (checkpoint.sparsity_threshold(linear) > 0.0f) ++num_sparse;
+  }
+  if (num_rounded > 0) {
+    notes.push_back("the inputs of " + std::to_string(num_rounded) +
+                    " linears are rounded here; llama.cpp rounds inputs in its own way");
+  }
+  if (num_sparse > 0) {
+    notes.push_back("the inputs of " + std::to_string(num_sparse) +
+                    " linears are set to zero below thresholds here; llama.cpp uses all of them");
+  }
+}
+
+void set_general_keys(const Checkpoint& checkpoint, const GgufFormat& format, Draft& draft) {
+  GgufMetadata& metadata = draft.metadata;
+  const fs::path folder = fs::weakly_canonical(checkpoint.directory());
+  metadata.set_text("general.type", "model");
+  if (!folder.filename().empty()) metadata.set_text("general.name", folder.filename().string());
+  if (const std::string license = license_of(folder); !license.empty()) metadata.set_text("general.license", license);
+  metadata.set_unsigned("general.file_type", file_type_of(draft, format));
+  metadata.set_unsigned("general.quantization_version", 2);
+  for (const auto& [name, text] : read_chat_templates(checkpoint.directory())) {
+    metadata.set_text("tokenizer.chat_template" + (name == "default" ? "" : "." + name), text);
+  }
+}
+
+// A model may stop at several tokens; a GGUF file names one eos, and one that ends a turn.
+void set_stop_tokens(const ModelDescription& model, GgufTokenizer& tokenizer) {
+  const auto id_of = [&](const char* role) {
+    const auto found = std::ranges::find(tokenizer.roles, role, &std::pair<std::string, int64_t>::first);
+    return found == tokenizer.roles.end() ? -1 : found->second;
+  };
+  if (id_of("bos") < 0 && model.bos_token) tokenizer.roles.emplace_back("bos", *model.bos_token);
+  std::vector<int32_t> stops = model.stop_tokens;
+  if (id_of("eos") < 0 && !stops.empty()) tokenizer.roles.emplace_back("eos", stops.front());
+  std::erase(stops, static_cast<int32_t>(id_of("eos")));
+  if (!stops.empty()) tokenizer.roles.emplace_back("eot", stops.front());
+}
+
+Draft make_draft(const Checkpoint& checkpoint, const GgufFormat& format) {
+  Draft draft;
+  draft.family = &family_of(checkpoint);
+  const ModelDescription& model = checkpoint.description();
+  const std::string where = (checkpoint.directory() / "config.json").string();
+  set_config_keys(checkpoint.config_json(), where, *draft.family, model, draft.metadata);
+  draft.settings = setting_tensors(checkpoint.config_json(), where, *draft.family, model);
+  GgufTokenizer tokenizer = make_gguf_tokenizer(checkpoint.directory(), model.vocabulary_size);
+  set_stop_tokens(model, tokenizer);
+  set_tokenizer_keys(tokenizer, draft.metadata);
+  draft.notes = tokenizer.notes;
+  draft.planned = plan_gguf_tensors(checkpoint, *draft.family, format);
+  set_general_keys(checkpoint, format, draft);
+  note_inputs(checkpoint, draft.notes);
+  if (model.is_text_part) draft.notes.push_back("the file holds the text part alone");
+  return draft;
+}
+
+std::vector<StreamedGgufTensor> streamed(const Draft& draft) {
+  std::vector<StreamedGgufTensor> tensors = draft.settings;
+  for (const PlannedGgufTensor& planned : draft.planned) {
+    tensors.push_back({.name = planned.name, .shape = planned.shape, .type = planned.chosen.type, .produce = {}});
+  }
+  return tensors;
+}
+
+// Reads a file of the draft's header, with zeros for weights, and compares what it describes with the model. Notes
+// what shows in long texts alone.
+void check_read_back(const Checkpoint& checkpoint, const fs::path& file, Draft& draft) {
+  const size_t num_settings = draft.settings.size();
+  const std::vector<StreamedGgufTensor> tensors = streamed(draft);
+  write_gguf_draft(file, draft.metadata, tensors,
+                   [&](const StreamedGgufTensor& tensor) { return &tensor < tensors.data() + num_settings; });
+  const ImportedModel imported = read_gguf_model(file, std::nullopt);
+  const ModelDescription read = describe_source(imported.text_files.front().second, file);
+  for (const DescriptionDifference& difference : differences(checkpoint.description(), read)) {
+    const std::string text =
+        difference.fact + " is " + difference.expected + ", but a GGUF file of it says " + difference.found;
+    if (difference.beyond_tokens == 0) {
+      throw std::invalid_argument("'" + checkpoint.directory().string() + "': " + text +
+                                  ": this model cannot be exported to GGUF");
+    }
+    draft.notes.push_back(text + ", which counts in texts of more than " + std::to_string(difference.beyond_tokens) +
+                          " tokens");
+  }
+}
+
+GgufExport describe(const Draft& draft) {
+  GgufExport result{.architecture = std::string(draft.family->gguf), .tensors = {}, .notes = draft.notes};
+  const std::vector<StreamedGgufTensor> tensors = streamed(draft);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const StreamedGgufTensor& tensor = tensors[i];
+    const bool is_setting = i < draft.settings.size();
+    result.tensors.push_back({.name = tensor.name,
+                              .shape = tensor.shape,
+                              .type = tensor.type,
+                              .why = is_setting ? "" : draft.planned[i - draft.settings.size()].chosen.why,
+                              .is_lossless = is_setting,
+                              .num_bytes = tensor.num_bytes()});
+    result.num_weight_bytes += tensor.num_bytes();
+  }
+  return result;
+}
+
+// The first tensor that would change is refused. Makes all of them, and writes none.
+void refuse_losses(const Checkpoint& checkpoint, const Draft& draft) {
+  for (const PlannedGgufTensor& tensor : draft.planned) {
+    throw_if_interrupted();
+    const GgufLoss loss = make_gguf_tensor(checkpoint, tensor, {}, [](std::span<const std::byte>) {});
+    if (loss.is_lossless) continue;
+    const std::string& name = tensor.parts.front().name;
+    throw std::invalid_argument(
+        "'" + checkpoint.directory().string() + "': '" + name + "' would change: " + type_name(tensor.chosen.type) +
+        (loss.keeps_codes ? " holds its codes, but not its scales" : " does not hold it") + " (relative error " +
+        text_of(loss.relative_error()) + "): take another format ('gguf' takes the nearest types), or allow losses");
+  }
+}
+
+}  // namespace
+
+GgufExport plan_gguf_export(const Checkpoint& checkpoint, const GgufFormat& format) {
+  Draft draft = make_draft(checkpoint, format);
+  const fs::path file = fs::temp_directory_path() / ("pare-export-" + std::to_string(::getpid()) + ".gguf");
+  struct Remover {
+    const fs::path& path;
+    ~Remover() {
+      std::error_code ignored;
+      fs::remove(path, ignored);
+    }
+  } const remover{file};
+  check_read_back(checkpoint, file, draft);
+  return describe(draft);
+}
+
+GgufExport export_gguf(const Checkpoint& checkpoint, const fs::path& out, const GgufFormat& format,
+                       const GgufExportOptions& options) {
+  const fs::path output = output_place(out);
+  PartialOutput::check_is_free(output, PartialOutput::Leftovers::go);
+  Draft draft = make_draft(checkpoint, format);
+  PartialOutput partial(output, "export", PartialOutput::Remains::worthless);
+  check_read_back(checkpoint, partial.result(), draft);
+  if (options.lossless) refuse_losses(checkpoint, draft);
+  GgufExport result = describe(draft);
+  std::vector<StreamedGgufTensor> tensors = streamed(draft);
+  const auto total = static_cast<int64_t>(tensors.size());
+  int64_t done = 0;
+  double squared_error = 0.0, squared_weight = 0.0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const bool is_setting = i < draft.settings.size();
+    tensors[i].produce = [&, i, is_setting](const ByteSink& sink) {
+      throw_if_interrupted();
+      if (is_setting) {
+        draft.settings[i].produce(sink);
+      } else {
+        const PlannedGgufTensor& planned = draft.planned[i - draft.settings.size()];
+        const GgufLoss loss = make_gguf_tensor(checkpoint, planned, options.importance, sink);
+        result.tensors[i].keeps_codes = loss.keeps_codes;
+        result.tensors[i].is_lossless = loss.is_lossless;
+        result.tensors[i].relative_error = loss.relative_error();
+        squared_error += loss.squared_error;
+        squared_weight += loss.squared_weight;
+      }
+      if (options.progress) options.progress(++done, total);
+    };
+  }
+  if (options.progress) options.progress(0, total);
+  write_gguf(partial.result(), draft.metadata, tensors);
+  checkpoint.check_unchanged();
+  // A file that cannot be read back must not get the output's name.
+  GgufFile::open(partial.result());
+  result.num_bytes = static_cast<int64_t>(fs::file_size(partial.result()));
+  result.relative_error = squared_weight > 0.0 ? std::sqrt(squared_error / squared_weight) : 0.0;
+  partial.publish();
+  return result;
+}
+
+}  // namespace pare::runtime

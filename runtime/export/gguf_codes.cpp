@@ -1,0 +1,105 @@
+#include "runtime/export/gguf_codes.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <iterator>
+#include <variant>
+
+#include "runtime/files/gguf_encode.h"
+
+namespace pare::runtime {
+namespace {
+
+constexpr int64_t kBlock = 32;
+
+// Numbers that a type without a minimum holds, and how many bits a code of one with a minimum has.
+struct Held {
+  GgufType type;
+  int least = 0, most = 0, bits = 0;
+};
+constexpr Held kHeld[] = {{GgufType::Q4_0, -8, 7},
+                          {GgufType::Q4_1, 0, 0, 4},
+                          {GgufType::Q5_0, -16, 15},
+                          {GgufType::Q5_1, 0, 0, 5},
+                          {GgufType::Q8_0, -128, 127}};
+
+const Held* find_held(GgufType type) {
+  const auto* const found = std::ranges::find(kHeld, type, &Held::type);
+  return found == std::end(kHeld) ? nullptr : found;
+}
+
+// The exponent of e8m0 of a scale of MXFP4.
+uint8_t exponent_of(float scale) {
+  return float_to_e8m0(scale);
+}
+
+}  // namespace
+
+std::span<const GgufType> code_types() {
+  static constexpr GgufType kTypes[] = {GgufType::MXFP4, GgufType::Q4_0, GgufType::Q4_1,
+                                        GgufType::Q5_0,  GgufType::Q5_1, GgufType::Q8_0};
+  return kTypes;
+}
+
+GgufTranscoder::GgufTranscoder(const LinearWeights& linear, GgufType type) : type_(type) {
+  const auto* const weight = std::get_if<QuantizedWeight>(&linear.weight);
+  if (weight == nullptr || !linear.outlier_weight_OJ.empty() || weight->num_in % kBlock != 0) return;
+  weight_ = weight;
+  holds_codes_ = fits();
+}
+
+bool GgufTranscoder::fits() const {
+  if (type_ == GgufType::MXFP4) return weight_->code == &kMxfp4Code && weight_->group_of_I.empty();
+  const Held* const held = find_held(type_);
+  if (held == nullptr || !weight_->code->is_integer()) return false;
+  if (held->bits != 0 && weight_->bits > held->bits) return false;
+  // The columns of a block must share a scale.
+  for (int64_t begin = 0; begin < weight_->num_in; begin += kBlock) {
+    for (int64_t i = begin + 1; i < begin + kBlock; ++i) {
+      if (weight_->group(i) != weight_->group(begin)) return false;
+    }
+  }
+  if (held->bits != 0) return true;
+  if (weight_->symmetric) return (1 << (weight_->bits - 1)) <= -held->least;
+  for (int64_t o = 0; o < weight_->num_out; ++o) {
+    for (int64_t i = 0; i < weight_->num_in; ++i) {
+      const int number =
+          weight_->codes_OI[static_cast<size_t>(o * weight_->num_in + i)] - weight_->zero(o, weight_->group(i));
+      if (number < held->least || number > held->most) return false;
+    }
+  }
+  return true;
+}
+
+void GgufTranscoder::write_block(int64_t row, int64_t block, std::span<std::byte> out) const {
+  const int64_t begin = block * kBlock, group = weight_->group(begin);
+  const float scale = weight_->scales_OG[static_cast<size_t>(row * weight_->num_groups() + group)];
+  const uint8_t* const codes = weight_->codes_OI.data() + row * weight_->num_in + begin;
+  if (type_ == GgufType::MXFP4) {
+    out[0] = static_cast<std::byte>(exponent_of(scale));
+    for (size_t j = 0; j < kBlock / 2; ++j) {
+      out[1 + j] = static_cast<std::byte>((codes[j] & 15) | (codes[j + kBlock / 2] & 15) << 4);
+    }
+    return;
+  }
+  const Held& held = *find_held(type_);
+  const int zero = weight_->zero(row, group);
+  GgufCodes made;
+  made.scale = scale;
+  if (held.bits != 0) {
+    made.minimum = -static_cast<float>(zero) * scale;
+    std::copy(codes, codes + kBlock, made.codes.begin());
+  } else {
+    for (size_t j = 0; j < kBlock; ++j) made.codes[j] = static_cast<uint8_t>(codes[j] - zero - held.least);
+  }
+  put_gguf_codes(type_, made, out);
+}
+
+void GgufTranscoder::write_row(int64_t row, std::span<std::byte> blocks) const {
+  const int64_t num_blocks = weight_->num_in / kBlock;
+  const size_t size = blocks.size() / static_cast<size_t>(num_blocks);
+  for (int64_t b = 0; b < num_blocks; ++b) write_block(row, b, blocks.subspan(static_cast<size_t>(b) * size, size));
+}
+
+}  // namespace pare::runtime

@@ -1,0 +1,150 @@
+#include "runtime/export/gguf_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <variant>
+
+#include "runtime/export/gguf_codes.h"
+#include "runtime/export/gguf_matrix.h"
+
+namespace pare::runtime {
+namespace {
+
+bool is_quantized(const Checkpoint& checkpoint, const LinearDescription& linear) {
+  const std::optional<PackScheme> scheme = checkpoint.stored_scheme(linear);
+  return scheme && !scheme->is_dense();
+}
+
+// Returns the type of floats that holds what a dense linear has.
+GgufType float_type(const Checkpoint& checkpoint, const LinearDescription& linear) {
+  const std::string name = linear.name + ".weight";
+  // A container may pack a dense weight that has a pattern.
+  const DType dtype = checkpoint.has_tensor(name) ? checkpoint.layout(name).dtype
+                                                  : std::get<DenseWeight>(checkpoint.linear(linear).weight).dtype;
+  if (dtype == DType::F16) return GgufType::F16;
+  if (dtype == DType::BF16) return GgufType::BF16;
+  return GgufType::F32;
+}
+
+class Plan {
+ public:
+  Plan(const Checkpoint& checkpoint, const DecoderFamily& family, const GgufFormat& format)
+      : checkpoint_(checkpoint), model_(checkpoint.description()), family_(family), format_(format) {}
+
+  std::vector<PlannedGgufTensor> all() {
+    for (const GgufPlace& place : gguf_places(family_, model_, has_in_new_gguf)) add(place);
+    for (PlannedGgufTensor& tensor : tensors_) choose_type(tensor);
+    return std::move(tensors_);
+  }
+
+ private:
+  void add(const GgufPlace& place);
+  void add_latents(const GgufPlace& place);
+  void choose_type(PlannedGgufTensor& tensor) const;
+  ChosenType smallest_for_codes(const PlannedGgufTensor& tensor) const;
+  bool is_router(const std::string& name) const;
+
+  const Checkpoint& checkpoint_;
+  const ModelDescription& model_;
+  const DecoderFamily& family_;
+  const GgufFormat& format_;
+  std::vector<PlannedGgufTensor> tensors_;
+  std::map<std::string, size_t> places_;
+};
+
+bool is_weight(const GgufPlace& place) {
+  return place.linear && place.name.ends_with(".weight");
+}
+
+void Plan::add(const GgufPlace& place) {
+  const bool is_tied_head = model_.tied_head && is_weight(place) && place.linear->name == model_.head.name;
+  if (is_tied_head || (!is_weight(place) && !checkpoint_.has_tensor(place.name))) return;
+  if (!place.latent_values.empty()) return add_latents(place);
+  if (const auto known = places_.find(place.source.name); known != places_.end()) {
+    tensors_[known->second].parts.push_back(place);
+    return;
+  }
+  PlannedGgufTensor tensor;
+  tensor.name = place.source.name;
+  tensor.parts = {place};
+  if (is_weight(place)) {
+    tensor.shape = {place.linear->num_out, place.linear->num_in};
+    // llama.cpp has a matrix of one row as a vector.
+    if (place.linear->num_out == 1) {
+      tensor.shape.erase(tensor.shape.begin());
+      tensor.making = GgufMaking::vector;
+    }
+  } else {
+    tensor.making = GgufMaking::vector;
+    tensor.shape = checkpoint_.layout(place.name).shape;
+    const bool is_row = tensor.shape.size() == 2 && tensor.shape.front() == 1;
+    if (is_row) tensor.shape.erase(tensor.shape.begin());
+  }
+  if (place.source.num_parts > 0) tensor.shape.insert(tensor.shape.begin(), place.source.num_parts);
+  places_[tensor.name] = tensors_.size();
+  tensors_.push_back(std::move(tensor));
+}
+
+void Plan::add_latents(const GgufPlace& place) {
+  const int64_t channels = model_.head_size - model_.blocks.front().latent->num_rotated;
+  const int64_t latent = place.linear->num_in;
+  const auto add_half = [&](const std::string& name, std::vector<int64_t> shape, GgufMaking making) {
+    PlannedGgufTensor& half = tensors_.emplace_back();
+    half.name = name;
+    half.shape = std::move(shape);
+    half.making = making;
+    half.parts = {place};
+  };
+  add_half(place.source.name, {model_.num_heads, latent, channels}, GgufMaking::latent_keys);
+  add_half(place.latent_values, {model_.num_heads, model_.value_size, latent}, GgufMaking::latent_values);
+}
+
+// Scores of experts decide, and take no room: llama.cpp has them in F32.
+bool Plan::is_router(const std::string& name) const {
+  return name.find("ffn_gate_inp") != std::string::npos;
+}
+
+void Plan::choose_type(PlannedGgufTensor& tensor) const {
+  if (tensor.making == GgufMaking::vector || is_router(tensor.name)) {
+    tensor.chosen = {GgufType::F32};
+    return;
+  }
+  const LinearDescription& linear = *tensor.parts.front().linear;
+  const bool has_codes = tensor.making == GgufMaking::matrix && is_quantized(checkpoint_, linear);
+  if (format_.type) {
+    const bool is_head = linear.name == model_.head.name || (model_.tied_head && linear.name == model_.embedding_name);
+    // A head that has codes keeps its size.
+    tensor.chosen = type_for(*format_.type, tensor.shape.back(), is_head && !has_codes);
+  } else if (has_codes) {
+    tensor.chosen = smallest_for_codes(tensor);
+  } else {
+    tensor.chosen = {is_quantized(checkpoint_, linear) ? GgufType::F16 : float_type(checkpoint_, linear)};
+  }
+}
+
+ChosenType Plan::smallest_for_codes(const PlannedGgufTensor& tensor) const {
+  std::vector<GgufType> exact(code_types().begin(), code_types().end()), held = exact;
+  for (const GgufPlace& place : tensor.parts) {
+    const LinearWeights linear = checkpoint_.linear(*place.linear);
+    std::erase_if(held, [&](GgufType type) { return !GgufTranscoder(linear, type).holds_codes(); });
+    std::erase_if(exact, [&](GgufType type) {
+      return std::ranges::find(held, type) == held.end() || !is_held_exactly(linear, type);
+    });
+    checkpoint_.drop_pages(*place.linear);
+    if (held.empty()) break;
+  }
+  if (!exact.empty()) return {exact.front()};
+  if (!held.empty()) return {held.front(), "no type holds its scales exactly"};
+  return {GgufType::F16, "no type of blocks holds its codes"};
+}
+
+}  // namespace
+
+std::vector<PlannedGgufTensor> plan_gguf_tensors(const Checkpoint& checkpoint, const DecoderFamily& family,
+                                                 const GgufFormat& format) {
+  return Plan(checkpoint, family, format).all();
+}
+
+}  // namespace pare::runtime

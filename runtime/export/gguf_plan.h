@@ -1,0 +1,36 @@
+// Which tensors a GGUF file of a checkpoint has, and of what they are made.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "runtime/export/gguf_formats.h"
+#include "runtime/import/gguf_places.h"
+#include "runtime/model/checkpoint.h"
+
+namespace pare::runtime {
+
+// How a tensor is made.
+enum class GgufMaking {
+  vector,         // norms, biases, scores and positions, in F32
+  matrix,         // rows of linears, one after the other
+  latent_keys,    // of what makes keys and values of a latent: [H, C, N], each head's rows turned
+  latent_values,  // [H, V, C]
+};
+
+struct PlannedGgufTensor {
+  std::string name;
+  std::vector<int64_t> shape = {};
+  ChosenType chosen = {};
+  GgufMaking making = GgufMaking::matrix;
+  std::vector<GgufPlace> parts = {};  // one, or one for each expert
+};
+
+// Returns the tensors in the file's order. Where `format` has no type, matrices that have codes get the smallest type
+// that holds them all exactly, else the smallest that holds the codes (with rounded scales), else F16. Those in
+// floating point keep their type. Reads the weights of quantized linears for that. Throws std::invalid_argument for a
+// family without GGUF files.
+std::vector<PlannedGgufTensor> plan_gguf_tensors(const Checkpoint& checkpoint, const DecoderFamily& family,
+                                                 const GgufFormat& format);
+
+}  // namespace pare::runtime

@@ -1,0 +1,23 @@
+// Whether a GGUF file says what the model is.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "runtime/model/model_description.h"
+
+namespace pare::runtime {
+
+// A fact of the model that is another one in what was read back.
+struct DescriptionDifference {
+  std::string fact, expected, found;
+  // Other tokens see it only in texts of more than so many tokens; 0: in all.
+  int64_t beyond_tokens = 0;
+};
+
+// Compares what is computed from both. Names, types of elements and tokens do not count. Numbers may differ in the
+// last digits of float32, and the factor of the embedding, which is rounded to the type of the weights, in those of
+// bfloat16.
+std::vector<DescriptionDifference> differences(const ModelDescription& expected, const ModelDescription& found);
+
+}  // namespace pare::runtime

@@ -1,0 +1,209 @@
+#include "runtime/files/gguf_encode.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "runtime/files/gguf_block_search.h"
+#include "runtime/files/gguf_grids.h"
+#include "runtime/files/gguf_k_encode.h"
+#include "runtime/format/dtype.h"
+
+namespace pare::runtime {
+namespace {
+
+constexpr int kSize = 32;  // elements of a block
+
+void put_half(float value, uint8_t* out) {
+  const uint16_t bits = float_to_f16(value);
+  std::memcpy(out, &bits, sizeof bits);
+}
+
+// The places of a format's parts in its block.
+struct Layout {
+  GgufType type;
+  bool has_minimum = false, has_fifth_bits = false;
+};
+
+const Layout* find_layout(GgufType type) {
+  static constexpr Layout kLayouts[] = {{GgufType::Q4_0},
+                                        {GgufType::IQ4_NL},
+                                        {GgufType::Q4_1, true},
+                                        {GgufType::Q5_0, false, true},
+                                        {GgufType::Q5_1, true, true}};
+  const auto* found = std::ranges::find(kLayouts, type, &Layout::type);
+  return found == std::end(kLayouts) ? nullptr : found;
+}
+
+// --- Searches ------------------------------------------------------------------------------------------------------
+
+constexpr int kLevelSteps = 4;  // to a unit of a level, in the table below
+
+// The index of the level of IQ4_NL that is nearest to each value from -128 to 127, in steps of a fourth.
+const std::array<uint8_t, 256 * kLevelSteps>& nearest_levels() {
+  static const std::array<uint8_t, 256 * kLevelSteps> kNearest = [] {
+    std::array<uint8_t, 256 * kLevelSteps> nearest = {};
+    for (size_t i = 0; i < nearest.size(); ++i) {
+      const float value = static_cast<float>(i) / kLevelSteps - 128.0f;
+      for (size_t level = 1; level < kIq4Levels.size(); ++level) {
+        const auto distance = [&](size_t of) { return std::abs(value - static_cast<float>(kIq4Levels[of])); };
+        if (distance(level) < distance(nearest[i])) nearest[i] = static_cast<uint8_t>(level);
+      }
+    }
+    return nearest;
+  }();
+  return kNearest;
+}
+
+uint8_t nearest_level(float value) {
+  const float last = static_cast<float>(nearest_levels().size() - 1);
+  const float place = std::clamp((value + 128.0f) * kLevelSteps, 0.0f, last);
+  return nearest_levels()[static_cast<size_t>(place + 0.5f)];
+}
+
+// The nearest levels of x, and the scale that then fits best.
+struct LevelFit {
+  std::array<uint8_t, kSize> codes;
+  float with_x = 0.0f, with_itself = 0.0f;  // sums of w x level and of w level^2
+  float gain() const { return with_itself > 0.0f ? with_x * with_x / with_itself : 0.0f; }
+  float scale() const { return with_itself > 0.0f ? as_half(with_x / with_itself) : 0.0f; }
+};
+
+LevelFit fit_levels(const float* x, const float* w, float inverse) {
+  LevelFit fit;
+  for (int i = 0; i < kSize; ++i) {
+    const uint8_t code = nearest_level(x[i] * inverse);
+    const auto level = static_cast<float>(kIq4Levels[code]);
+    fit.codes[static_cast<size_t>(i)] = code;
+    fit.with_x += w[i] * x[i] * level;
+    fit.with_itself += w[i] * level * level;
+  }
+  return fit;
+}
+
+float level_error(const float* x, const float* w, const LevelFit& fit, float scale) {
+  float error = 0.0f;
+  for (int i = 0; i < kSize; ++i) {
+    const float rest = x[i] - scale * static_cast<float>(kIq4Levels[fit.codes[static_cast<size_t>(i)]]);
+    error += w[i] * rest * rest;
+  }
+  return error;
+}
+
+// As search_scale, with levels that are not evenly spaced.
+GgufCodes search_levels(const float* x, const float* w) {
+  GgufCodes best;
+  const float extreme = largest_magnitude<kSize>(x);
+  best.codes.fill(nearest_level(0.0f));
+  if (extreme == 0.0f) return best;
+  BestStarts starts;
+  for (const float sign : {1.0f, -1.0f}) {
+    for (float end = 120.0f * kMostEnd; end > 120.0f * kLeastEnd; end -= 4.0f) {
+      const float inverse = sign * end / extreme;
+      keep_best({inverse, fit_levels(x, w, inverse).gain()}, starts);
+    }
+  }
+  float best_error = -1.0f;
+  for (const Start& start : starts) {
+    LevelFit fit = fit_levels(x, w, start.inverse);
+    float scale = fit.scale();
+    for (int turn = 0; turn < 3 && scale != 0.0f; ++turn) {
+      const float before = scale;
+      fit = fit_levels(x, w, 1.0f / scale);
+      if (turn < 2) scale = fit.scale();
+      if (scale == before) break;
+    }
+    if (scale == 0.0f) continue;
+    const float error = level_error(x, w, fit, scale);
+    if (best_error >= 0.0f && error >= best_error) continue;
+    best_error = error;
+    best.codes = fit.codes;
+    best.scale = scale;
+  }
+  return best;
+}
+
+GgufCodes search_block(GgufType type, const float* x, const float* w) {
+  if (type == GgufType::IQ4_NL) return search_levels(x, w);
+  GgufCodes block;
+  const auto take = [&](const auto& found, int least) {
+    for (size_t i = 0; i < kSize; ++i) block.codes[i] = static_cast<uint8_t>(found.codes[i] - least);
+    block.scale = found.scale;
+  };
+  if (type == GgufType::Q4_1 || type == GgufType::Q5_1) {
+    const MinimumFit<kSize> found =
+        search_with_minimum<kSize>(x, w, type == GgufType::Q4_1 ? 15 : 31, MinimumSign::any);
+    take(found, 0);
+    block.minimum = found.minimum;
+    return block;
+  }
+  const CodeRange range = type == GgufType::Q4_0   ? CodeRange{-8, 7}
+                          : type == GgufType::Q5_0 ? CodeRange{-16, 15}
+                                                   : CodeRange{-127, 127};
+  take(search_scale<kSize>(x, w, range), type == GgufType::Q8_0 ? -128 : range.least);
+  return block;
+}
+
+}  // namespace
+
+bool is_encoded(GgufType type) {
+  return type == GgufType::F32 || type == GgufType::F16 || type == GgufType::BF16 || type == GgufType::Q8_0 ||
+         find_layout(type) != nullptr || is_k_encoded(type);
+}
+
+void put_gguf_codes(GgufType type, const GgufCodes& block, std::span<std::byte> out) {
+  auto* bytes = reinterpret_cast<uint8_t*>(out.data());
+  put_half(block.scale, bytes);
+  bytes += sizeof(uint16_t);
+  if (type == GgufType::Q8_0) {
+    for (size_t i = 0; i < kSize; ++i) bytes[i] = static_cast<uint8_t>(block.codes[i] - 128);
+    return;
+  }
+  const Layout* const layout = find_layout(type);
+  if (layout == nullptr) throw std::invalid_argument("blocks of this type have no 32 codes");
+  if (layout->has_minimum) {
+    put_half(block.minimum, bytes);
+    bytes += sizeof(uint16_t);
+  }
+  if (layout->has_fifth_bits) {
+    uint32_t fifth = 0;
+    for (size_t i = 0; i < kSize; ++i) fifth |= static_cast<uint32_t>(block.codes[i] >> 4 & 1) << i;
+    std::memcpy(bytes, &fifth, sizeof fifth);
+    bytes += sizeof fifth;
+  }
+  for (size_t j = 0; j < kSize / 2; ++j) {
+    bytes[j] = static_cast<uint8_t>((block.codes[j] & 15) | (block.codes[j + kSize / 2] & 15) << 4);
+  }
+}
+
+void encode_gguf_row(GgufType type, std::span<const float> x_I, std::span<const float> importance_I,
+                     std::span<std::byte> blocks) {
+  const GgufBlock of_type = gguf_block(static_cast<uint32_t>(type));
+  const auto size = static_cast<size_t>(of_type.num_elements), bytes = static_cast<size_t>(of_type.size_bytes);
+  if (!is_encoded(type)) {
+    throw std::invalid_argument("pare does not round weights to " + std::string(of_type.name));
+  }
+  if (x_I.size() % size != 0 || blocks.size() != x_I.size() / size * bytes ||
+      (!importance_I.empty() && importance_I.size() != x_I.size())) {
+    throw std::invalid_argument("a row of " + std::to_string(x_I.size()) + " elements, " +
+                                std::to_string(importance_I.size()) + " importances and " +
+                                std::to_string(blocks.size()) + " bytes do not make blocks of " +
+                                std::string(of_type.name));
+  }
+  if (type == GgufType::F32) return convert_from_float(DType::F32, x_I, blocks);
+  if (type == GgufType::F16) return convert_from_float(DType::F16, x_I, blocks);
+  if (type == GgufType::BF16) return convert_from_float(DType::BF16, x_I, blocks);
+  static const std::vector<float> kOnes(256, 1.0f);
+  for (size_t begin = 0; begin < x_I.size(); begin += size, blocks = blocks.subspan(bytes)) {
+    const float* const x = x_I.data() + begin;
+    const float* const w = importance_I.empty() ? kOnes.data() : importance_I.data() + begin;
+    if (is_k_encoded(type)) {
+      encode_k_block(type, x, w, reinterpret_cast<uint8_t*>(blocks.data()));
+    } else {
+      put_gguf_codes(type, search_block(type, x, w), blocks.first(bytes));
+    }
+  }
+}
+
+}  // namespace pare::runtime

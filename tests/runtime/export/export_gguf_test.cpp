@@ -1,0 +1,321 @@
+// The oracle is llama.cpp's converter, which made tests/golden/gguf of the golden families: a checkpoint that was
+// imported from such a file is exported to what the file was.
+#include "runtime/export/export_gguf.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "runtime/files/gguf.h"
+#include "runtime/import/import.h"
+#include "runtime/system/atomic_file.h"
+#include "runtime/tokenizer/tokenizer.h"
+#include "tests/expect_error.h"
+#include "tests/places.h"
+#include "tests/runtime/sparse_checkpoint.h"
+#include "tests/temporary_folder.h"
+
+namespace pare {
+using namespace runtime;
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::string kGolden = std::string(kSourceFolder) + "/tests/golden/";
+
+const GgufFormat& format(const std::string& name) {
+  return *find_gguf_format(name);
+}
+
+std::vector<float> values_of(const GgufTensor& tensor) {
+  std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
+  decode_gguf_blocks(tensor.type, tensor.data, values);
+  return values;
+}
+
+std::vector<float> values_of(const TensorView& tensor) {
+  std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
+  convert_to_float(tensor.dtype, tensor.data, values);
+  return values;
+}
+
+// Returns the shape without axes of length 1, which the converter leaves at some vectors.
+std::vector<int64_t> plain_shape(std::vector<int64_t> shape) {
+  std::erase(shape, 1);
+  return shape;
+}
+
+std::vector<std::string> names_of(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() == ".gguf") names.push_back(entry.path().stem().string());
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+class ExportedFamily : public testing::TestWithParam<std::string> {};
+
+// Kept aside: blocks.gguf is no model, and the vocabulary of that Qwen 2 has no token that its class adds.
+std::vector<std::string> families() {
+  std::vector<std::string> names = names_of(kGolden + "gguf");
+  std::erase_if(names, [](const std::string& name) { return name == "blocks" || name == "qwen2_biases_tied"; });
+  return names;
+}
+
+// The converter writes what llama.cpp need not be told, and pare more of what it would guess. These keys differ.
+bool is_left_out(const std::string& key) {
+  static const std::set<std::string> kLeftOut = {
+      "cohere2.attention.layer_norm_rms_epsilon",        // it has LayerNorms
+      "command-r.attention.layer_norm_rms_epsilon",      // likewise
+      "starcoder2.attention.layer_norm_rms_epsilon",     // likewise
+      "dots1.expert_group_count",                        // 1
+      "dots1.expert_group_used_count",                   // 1
+      "glm4moe.nextn_predict_layers",                    // blocks that predict later tokens are not exported
+      "glm4moe.block_count",                             // likewise
+      "phi3.attention.sliding_window",                   // 0
+      "ernie4_5-moe.expert_shared_feed_forward_length",  // the converter has that of dense blocks there
+      "general.file_type",                               // of MXFP4 in a stack, see below
+  };
+  return kLeftOut.contains(key) || key.ends_with(".rope.scaling.type") ||
+         (key.starts_with("general.") && key != "general.architecture");
+}
+
+std::string value_text_of(const GgufFile& file, const std::string& key) {
+  const GgufValue& value = file.metadata().at(key);
+  if (const auto* const text = std::get_if<std::string>(&value)) return *text;
+  if (const auto* const number = std::get_if<double>(&value)) return std::to_string(static_cast<float>(*number));
+  if (const auto* const array = std::get_if<GgufArray>(&value)) {
+    return std::string(reinterpret_cast<const char*>(array->bytes.data()), array->bytes.size());
+  }
+  if (const auto* const flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
+  return std::to_string(file.integer(key));
+}
+
+TEST_P(ExportedFamily, IsWhatTheConverterWrote) {
+  const std::string& name = GetParam();
+  TemporaryFolder folder;
+  const fs::path source = kGolden + "gguf/" + name + ".gguf", out = folder.path() / "out.gguf";
+  import_model(source, folder.path() / "model", {});
+  const GgufExport result = export_gguf(Checkpoint::open(folder.path() / "model"), out, format("gguf"));
+  for (const GgufExportedTensor& tensor : result.tensors) EXPECT_TRUE(tensor.is_lossless) << tensor.name;
+  EXPECT_EQ(result.num_bytes, static_cast<int64_t>(fs::file_size(out)));
+  EXPECT_EQ(result.relative_error, 0.0);
+
+  const GgufFile expected = GgufFile::open(source), found = GgufFile::open(out);
+  // An older file has what makes keys and values in one tensor, and others have q, k and v in one.
+  const bool is_older = name == "deepseek_v2_moe_lite_bf16";
+  for (const auto& [key, value] : expected.metadata()) {
+    if (is_left_out(key) || (is_older && key.starts_with("deepseek2.attention."))) continue;
+    ASSERT_TRUE(found.has(key)) << key;
+    EXPECT_EQ(value_text_of(found, key), value_text_of(expected, key)) << key;
+  }
+  for (const auto& [tensor_name, tensor] : expected.tensors()) {
+    const bool is_in_one =
+        tensor_name.find("attn_kv_b.") != std::string::npos ||
+        (tensor_name.find("attn_qkv.") != std::string::npos && !found.tensors().contains(tensor_name));
+    if (is_in_one || (name == "glm4_moe_groups" && tensor_name.starts_with("blk.3."))) continue;
+    ASSERT_TRUE(found.tensors().contains(tensor_name)) << tensor_name;
+    const GgufTensor& made = found.tensor(tensor_name);
+    EXPECT_EQ(plain_shape(made.shape), plain_shape(tensor.shape)) << tensor_name;
+    const std::vector<float> x = values_of(tensor), y = values_of(made);
+    ASSERT_EQ(x.size(), y.size());
+    // Factors of RoPE are computed of frequencies in float32.
+    const float tolerance = tensor_name.starts_with("rope_factors") ? 1e-6f : 0.0f;
+    for (size_t i = 0; i < x.size(); ++i)
+      ASSERT_NEAR(y[i], x[i], tolerance * std::abs(x[i])) << tensor_name << " " << i;
+  }
+}
+
+// What is imported from the export is the model that was exported.
+TEST_P(ExportedFamily, ComesBackAsItWas) {
+  TemporaryFolder folder;
+  const fs::path model = folder.path() / "model", again = folder.path() / "again", out = folder.path() / "out.gguf";
+  import_model(kGolden + "gguf/" + GetParam() + ".gguf", model, {});
+  const Checkpoint first = Checkpoint::open(model);
+  export_gguf(first, out, format("gguf"));
+  import_model(out, again, {});
+  const Checkpoint second = Checkpoint::open(again);
+  EXPECT_EQ(second.description().family, first.description().family);
+  for (const LinearDescription& linear : block_linears(first.description())) {
+    const std::string weight = linear.name + ".weight";
+    EXPECT_EQ(values_of(second.tensor(weight)), values_of(first.tensor(weight))) << weight;
+  }
+  for (const std::string& tensor : second.tensor_names()) {
+    if (!first.has_tensor(tensor)) continue;
+    if (tensor.ends_with(".weight") || tensor.ends_with(".bias")) {
+      EXPECT_EQ(values_of(second.tensor(tensor)), values_of(first.tensor(tensor))) << tensor;
+    }
+  }
+  const std::string text = "Ab1 c, d\n  e";
+  EXPECT_EQ(Tokenizer::open(again).encode(text, true), Tokenizer::open(model).encode(text, true));
+  EXPECT_EQ(Tokenizer::open(out).encode(text, true), Tokenizer::open(model).encode(text, true));
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, ExportedFamily, testing::ValuesIn(families()),
+                         [](const auto& param) { return param.param; });
+
+// --- Codes ---------------------------------------------------------------------------------------------------------
+
+class ExportOfCodes : public testing::Test {
+ protected:
+  void SetUp() override {
+    import_model(kGolden + "gguf/llama_gqa_untied.gguf", folder_.path() / "imported", {});
+    made_ = write_sparse_checkpoint(folder_.path());
+    for (const fs::path& model : {made_.packed, made_.dense}) {
+      for (const char* file : {"tokenizer.json", "tokenizer_config.json"}) {
+        fs::copy_file(folder_.path() / "imported" / file, model / file);
+      }
+    }
+  }
+  const GgufExportedTensor& tensor_of(const GgufExport& result, const std::string& name) {
+    return *std::ranges::find(result.tensors, name, &GgufExportedTensor::name);
+  }
+
+  TemporaryFolder folder_;
+  SparseCheckpoint made_;
+};
+
+// Of the four kinds of the checkpoint, symmetric int4 in groups of 32 alone fits blocks.
+TEST_F(ExportOfCodes, ThatBlocksHoldPassAndOthersAreRounded) {
+  const Checkpoint checkpoint = Checkpoint::open(made_.packed), dense = Checkpoint::open(made_.dense);
+  const GgufExport result = export_gguf(checkpoint, folder_.path() / "out.gguf", format("q4_0"));
+  import_model(folder_.path() / "out.gguf", folder_.path() / "again",
+               {.tokenizer = {}, .dtype = DType::F32, .progress = {}});
+  const Checkpoint again = Checkpoint::open(folder_.path() / "again");
+  int num_passed = 0;
+  const std::map<std::string, std::string> stems = {{"self_attn.q_proj", "attn_q"}, {"self_attn.k_proj", "attn_k"},
+                                                    {"self_attn.v_proj", "attn_v"}, {"self_attn.o_proj", "attn_output"},
+                                                    {"mlp.gate_proj", "ffn_gate"},  {"mlp.up_proj", "ffn_up"},
+                                                    {"mlp.down_proj", "ffn_down"}};
+  for (const auto& [name, scheme] : made_.schemes) {
+    const std::string layers = "model.layers.", rest = name.substr(layers.size());
+    const size_t dot = rest.find('.');
+    const std::string in_file = "blk." + rest.substr(0, dot) + "." + stems.at(rest.substr(dot + 1)) + ".weight";
+    const GgufExportedTensor& tensor = tensor_of(result, in_file);
+    EXPECT_EQ(tensor.type, GgufType::Q4_0) << in_file;
+    const bool fits = scheme.is_integer() && scheme.bits == 4 && scheme.group_size == 32;
+    EXPECT_EQ(tensor.keeps_codes, fits) << in_file;
+    EXPECT_EQ(tensor.is_lossless, fits) << in_file;
+    const std::vector<float> x = values_of(dense.tensor(name + ".weight")),
+                             y = values_of(again.tensor(name + ".weight"));
+    double error = 0.0, energy = 0.0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      error += (x[i] - y[i]) * (x[i] - y[i]);
+      energy += x[i] * x[i];
+    }
+    EXPECT_NEAR(tensor.relative_error, std::sqrt(error / energy), 1e-6) << in_file;
+    EXPECT_EQ(error == 0.0, fits) << in_file;
+    num_passed += fits;
+  }
+  EXPECT_GT(num_passed, 1);
+  EXPECT_EQ(tensor_of(result, "output.weight").type, GgufType::Q8_0);  // rows of 64
+  EXPECT_NE(tensor_of(result, "output.weight").why, "");
+  EXPECT_EQ(tensor_of(result, "blk.0.attn_norm.weight").type, GgufType::F32);
+}
+
+TEST_F(ExportOfCodes, TakesTheNearestTypes) {
+  const Checkpoint checkpoint = Checkpoint::open(made_.packed);
+  const GgufExport planned = plan_gguf_export(checkpoint, format("gguf"));
+  const GgufExport result = export_gguf(checkpoint, folder_.path() / "out.gguf", format("gguf"));
+  ASSERT_EQ(planned.tensors.size(), result.tensors.size());
+  std::map<GgufType, int> counts;
+  for (size_t i = 0; i < result.tensors.size(); ++i) {
+    EXPECT_EQ(planned.tensors[i].type, result.tensors[i].type);
+    EXPECT_EQ(planned.tensors[i].num_bytes, result.tensors[i].num_bytes);
+    ++counts[result.tensors[i].type];
+    // What no block holds is F16, of 2^-12 at most.
+    EXPECT_LT(result.tensors[i].relative_error, 0x1p-12) << result.tensors[i].name;
+  }
+  EXPECT_GT(counts[GgufType::Q4_0], 0);
+  EXPECT_GT(counts[GgufType::F16], 0);
+}
+
+TEST_F(ExportOfCodes, LosslessRefusesTheFirstLoss) {
+  const Checkpoint checkpoint = Checkpoint::open(made_.packed);
+  const fs::path out = folder_.path() / "out.gguf";
+  expect_error<std::invalid_argument>(
+      [&] { export_gguf(checkpoint, out, format("q4_0"), {.lossless = true, .importance = {}, .progress = {}}); },
+      {"model.embed_tokens.weight", "Q4_0 does not hold it", "relative error"});
+  EXPECT_FALSE(fs::exists(out));
+  EXPECT_FALSE(fs::exists(out.string() + ".partial"));
+  export_gguf(checkpoint, out, format("f32"), {.lossless = true, .importance = {}, .progress = {}});
+  EXPECT_TRUE(fs::exists(out));
+}
+
+// --- Refusals ------------------------------------------------------------------------------------------------------
+
+TEST(ExportGguf, RefusesWhatNoFileSays) {
+  TemporaryFolder folder;
+  const fs::path model = folder.path() / "model", out = folder.path() / "out.gguf";
+  import_model(kGolden + "gguf/llama_gqa_untied.gguf", model, {});
+  const std::string config = read_text_file(model / "config.json"),
+                    tokenizer = read_text_file(model / "tokenizer.json");
+  const auto with = [&](const std::string& key, const nlohmann::json& value) {
+    nlohmann::json changed = nlohmann::json::parse(config);
+    changed[key] = value;
+    write_file_atomically(model / "config.json", std::string_view(changed.dump()));
+  };
+  const auto refused = [&](std::initializer_list<std::string> words) {
+    expect_error<std::invalid_argument>([&] { export_gguf(Checkpoint::open(model), out, format("q8_0")); }, words);
+    EXPECT_FALSE(fs::exists(out));
+    EXPECT_FALSE(fs::exists(out.string() + ".partial"));
+  };
+  with("hidden_act", "relu");
+  refused({"the activation", "cannot be exported to GGUF"});
+  write_file_atomically(model / "config.json", std::string_view(config));
+
+  nlohmann::json changed = nlohmann::json::parse(tokenizer);
+  changed["pre_tokenizer"] = {{"type", "Sequence"},
+                              {"pretokenizers",
+                               {{{"type", "Split"}, {"pattern", {{"Regex", "[a-z]"}}}, {"behavior", "Isolated"}},
+                                {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}}}};
+  if (changed["model"]["byte_fallback"] == false) {
+    write_file_atomically(model / "tokenizer.json", std::string_view(changed.dump()));
+    refused({"tokenizer.json", "pre-tokenizer", "gpt-2"});
+  }
+  changed = nlohmann::json::parse(tokenizer);
+  changed["added_tokens"].push_back({{"id", 5000},
+                                     {"content", "<far>"},
+                                     {"special", true},
+                                     {"normalized", false},
+                                     {"single_word", false},
+                                     {"lstrip", false},
+                                     {"rstrip", false}});
+  write_file_atomically(model / "tokenizer.json", std::string_view(changed.dump()));
+  write_file_atomically(out, std::string_view("mine"));
+  write_file_atomically(model / "tokenizer.json", std::string_view(tokenizer));
+  expect_error<std::runtime_error>([&] { export_gguf(Checkpoint::open(model), out, format("q8_0")); },
+                                   {"out.gguf", "exists"});
+  EXPECT_EQ(read_text_file(out), "mine");
+}
+
+TEST(ExportGguf, OfOptIsRefused) {
+  expect_error<std::invalid_argument>(
+      [&] { plan_gguf_export(Checkpoint::open(kGolden + "families/opt_learned_positions"), format("f16")); },
+      {"is a opt", "no GGUF files", "llama"});
+}
+
+TEST(ExportGguf, TypesFallBackAsInLlamaQuantize) {
+  EXPECT_EQ(type_for(GgufType::Q4_K, 512, false).type, GgufType::Q4_K);
+  EXPECT_EQ(type_for(GgufType::Q2_K, 576, false).type, GgufType::Q4_0);
+  EXPECT_EQ(type_for(GgufType::Q3_K, 576, false).type, GgufType::Q4_0);
+  EXPECT_EQ(type_for(GgufType::Q4_K, 576, false).type, GgufType::Q5_0);
+  EXPECT_EQ(type_for(GgufType::Q5_K, 576, false).type, GgufType::Q5_1);
+  EXPECT_EQ(type_for(GgufType::Q6_K, 576, false).type, GgufType::Q8_0);
+  EXPECT_EQ(type_for(GgufType::Q4_0, 48, false).type, GgufType::F16);
+  EXPECT_EQ(type_for(GgufType::Q4_0, 512, true).type, GgufType::Q6_K);
+  EXPECT_EQ(type_for(GgufType::Q4_0, 576, true).type, GgufType::Q8_0);
+  EXPECT_EQ(type_for(GgufType::F16, 7, true).type, GgufType::F16);
+  EXPECT_EQ(type_for(GgufType::Q4_K, 576, false).why, "rows of 576 are no multiples of 256");
+  EXPECT_EQ(type_for(GgufType::Q4_K, 512, false).why, "");
+}
+
+}  // namespace
+}  // namespace pare
