@@ -149,10 +149,14 @@ void use_fitting_groups(Recipe& recipe) {
 
 // Gates compare with what some evaluation measures.
 void check_gates(const Recipe& recipe, const Value& top) {
+  const auto measures = [](const EvaluationRecipe& item, const runtime::Gate& gate) {
+    return item.options->reference && std::any_of(item.row->gates.begin(), item.row->gates.end(),
+                                                  [&](const auto& own) { return own.name == gate.name; });
+  };
   for (const runtime::EvaluationRow* row : runtime::evaluation_rows()) {
-    const bool is_measured = std::any_of(recipe.evaluate.begin(), recipe.evaluate.end(),
-                                         [&](const auto& item) { return item.row == row && item.options->reference; });
     for (const runtime::Gate& gate : row->gates) {
+      const bool is_measured = std::any_of(recipe.evaluate.begin(), recipe.evaluate.end(),
+                                           [&](const auto& item) { return measures(item, gate); });
       if (is_measured || !recipe.fail_if.bounds.contains(gate.name)) continue;
       top.fail("'fail_if." + std::string(gate.name) + "' compares with the uncompressed model: add 'evaluate: [" +
                std::string(row->key) + ": {" + std::string(row->data_key) + ": ...}]' with 'reference: true'");

@@ -1,6 +1,7 @@
 #include "compress/recipe/recipe_keys.h"
 
 #include <algorithm>
+#include <set>
 
 #include "compress/recipe/given_options.h"
 #include "runtime/commands/option_table.h"
@@ -107,8 +108,10 @@ void BudgetRecipe::fields(runtime::FieldVisitor& visit) {
 }
 
 void FailIf::fields(runtime::FieldVisitor& visit) {
+  std::set<std::string_view> visited;  // rows may share a gate
   for (const runtime::EvaluationRow* row : runtime::evaluation_rows()) {
     for (const runtime::Gate& gate : row->gates) {
+      if (!visited.insert(gate.name).second) continue;
       std::optional<double> bound;
       if (const auto found = bounds.find(gate.name); found != bounds.end()) bound = found->second;
       visit(gate.name, bound, gate.limits, gate.meaning);

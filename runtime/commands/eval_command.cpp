@@ -39,6 +39,19 @@ std::string option_of(const EvaluationRow& row, const std::string& key, bool is_
   return (is_negated ? "no-" : "") + name;
 }
 
+// The evaluations that have a field of this name: "--text", "--instructions or a task".
+std::string takers(const std::string& key) {
+  std::vector<std::string> names;
+  for (const EvaluationRow* row : evaluation_rows()) {
+    const std::unique_ptr<EvaluationOptions> options = row->make_options();
+    const std::vector<NamedField> fields = field_values(*options);
+    if (std::none_of(fields.begin(), fields.end(), [&](const auto& field) { return field.name == key; })) continue;
+    const std::string name = row->group.empty() ? "--" + std::string(row->option) : std::string(row->group);
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  return listed(names, "or");
+}
+
 // The default stands in the help alone, so that options that were typed are known.
 OptionSpec option_of(const EvaluationRow& row, const EvaluationOptions& options, const OptionRow& field) {
   const bool is_truth = field.type == OptionType::truth, has_list = !field.limits.values.empty();
@@ -48,7 +61,7 @@ OptionSpec option_of(const EvaluationRow& row, const EvaluationOptions& options,
                        .help = options.help(field.name),
                        .choices = field.choices};
   if (option.help.empty()) option.help = field.meaning;
-  if (field.name != row.data_key) option.help = "with --" + std::string(row.option) + ": " + option.help;
+  if (field.name != row.data_key) option.help = "with " + takers(field.name) + ": " + option.help;
   if (!is_truth && field.fallback) option.help += " (default: " + fallback_text(field) + ")";
   for (const int64_t value : field.limits.values) option.choices.push_back(std::to_string(value));
   if (!option.choices.empty()) option.value_name = "NAME";
@@ -192,7 +205,8 @@ Command eval_command() {
   const std::vector<OptionSpec> shared = shared_options();
   std::vector<std::string> subjects;
   for (const EvaluationRow* row : evaluation_rows()) {
-    subjects.emplace_back(row->subject);
+    if (std::find(subjects.begin(), subjects.end(), row->subject) == subjects.end())
+      subjects.emplace_back(row->subject);
     for (OptionSpec& option : options_of(*row)) {
       if (!holds(shared, option.name) && !holds(options, option.name)) options.push_back(std::move(option));
     }

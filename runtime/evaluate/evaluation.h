@@ -155,7 +155,7 @@ class EvaluationOptionsOf : public EvaluationOptions {
 // kv_bits and attention_bits of evaluations that decode.
 void visit_bits(FieldVisitor& visit, AttentionBits& bits);
 
-// A figure of comparisons with the reference that a recipe's `fail_if` may bound.
+// A figure of comparisons with the reference that a recipe's `fail_if` may bound. Rows may share one.
 struct Gate {
   std::string_view name;
   bool is_least = false;  // the figure must be at least that; else at most
@@ -176,11 +176,13 @@ struct EvaluationRow {
   std::string_view data_key;  // of EvaluationOptions::data among the fields
   std::string_view option;    // of `eval`, which gives the data and so asks for this evaluation
   EvaluatedKind kind = EvaluatedKind::decoder;
-  std::string_view subject;  // "perplexity on a text": what `eval` measures
+  std::string_view subject;  // "perplexity on a text": what `eval` measures; rows of a group have one in common
   std::string_view meaning;  // in whole sentences, to people who write recipes
   std::function<std::unique_ptr<EvaluationOptions>()> make_options;
   std::vector<Gate> gates = {};
   bool is_always_listed = false;  // report.json has its list of results even if there are none
+  // "a task": what rows with the same fields are together. Empty: this one stands alone.
+  std::string_view group = {};
 };
 
 // All evaluations, in the order in which they run and are reported. A row that is added stays for the life of the

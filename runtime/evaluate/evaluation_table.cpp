@@ -1,9 +1,11 @@
 #include <stdexcept>
+#include <vector>
 
 #include "runtime/evaluate/embeddings.h"
 #include "runtime/evaluate/evaluation.h"
 #include "runtime/evaluate/instructions.h"
 #include "runtime/evaluate/perplexity.h"
+#include "runtime/evaluate/task_accuracy.h"
 
 namespace pare::runtime {
 namespace {
@@ -11,7 +13,12 @@ namespace {
 std::vector<const EvaluationRow*>& table() {
   static const EvaluationRow kPerplexity = perplexity_row(), kInstructions = instructions_row(),
                              kEmbeddings = embeddings_row();
-  static std::vector<const EvaluationRow*> rows = {&kPerplexity, &kInstructions, &kEmbeddings};
+  static const std::vector<EvaluationRow> kTasks = task_rows();
+  static std::vector<const EvaluationRow*> rows = [] {
+    std::vector<const EvaluationRow*> all = {&kPerplexity, &kInstructions, &kEmbeddings};
+    for (const EvaluationRow& task : kTasks) all.push_back(&task);
+    return all;
+  }();
   return rows;
 }
 

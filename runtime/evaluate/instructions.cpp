@@ -36,11 +36,6 @@ std::vector<double> f_measures(const InstructionEvaluation& evaluation) {
   return scores;
 }
 
-std::string with_error(const Estimate& estimate) {
-  const std::string value = format_number(estimate.value, 4);
-  return estimate.standard_error ? value + " +- " + format_number(*estimate.standard_error, 4) : value;
-}
-
 // A model's prompts, and the tokenizer that its answers are read with.
 struct Answering {
   std::shared_ptr<const Tokenizer> tokenizer;
@@ -223,10 +218,10 @@ std::string InstructionEvaluation::to_text() const {
                ? std::string("greedy")
                : "temperature " + format_number(options.temperature, 2) + ", seed " + std::to_string(options.seed))
        << '\n'
-       << "Rouge-L               " << with_error(rouge_l) << (options.stem ? "" : ", words not stemmed") << '\n';
+       << "Rouge-L               " << with_error(rouge_l, 4) << (options.stem ? "" : ", words not stemmed") << '\n';
   if (comparison) {
-    text << "reference's           " << with_error(comparison->reference_rouge_l) << '\n'
-         << "difference            " << with_error(comparison->difference) << " (paired)\n";
+    text << "reference's           " << with_error(comparison->reference_rouge_l, 4) << '\n'
+         << "difference            " << with_error(comparison->difference, 4) << " (paired)\n";
   }
   text << "answers               " << format_number(100.0 * ended, 1) << " % ended by themselves, " << new_tokens
        << " new tokens\n"

@@ -220,11 +220,6 @@ void check_reference(const Transformer& model, const Transformer& reference) {
   check_same_vocabulary(model.description(), reference.description());
 }
 
-std::string with_error(const Estimate& estimate, int num_decimals) {
-  const std::string value = format_number(estimate.value, num_decimals);
-  return estimate.standard_error ? value + " +- " + format_number(*estimate.standard_error, num_decimals) : value;
-}
-
 // Both models must cut the text into the same tokens, or their figures measure different things, and take windows of
 // that length.
 void check_same_tokens(const ScoredWindows& data, const std::filesystem::path& text, const Checkpoint& other,
@@ -277,6 +272,11 @@ Estimate estimate_over_windows(std::span<const double> values) {
   for (const double value : values) sum_of_squares += (value - result.value) * (value - result.value);
   result.standard_error = std::sqrt(sum_of_squares / (num - 1.0) / num);
   return result;
+}
+
+std::string with_error(const Estimate& estimate, int num_decimals) {
+  const std::string value = format_number(estimate.value, num_decimals);
+  return estimate.standard_error ? value + " +- " + format_number(*estimate.standard_error, num_decimals) : value;
 }
 
 int64_t default_context(Protocol protocol) {

@@ -66,6 +66,8 @@ struct Estimate {
 };
 // `values` has one value for each window, and at least one.
 Estimate estimate_over_windows(std::span<const double> values);
+// Returns "12.3456 +- 0.0012", or the value alone.
+std::string with_error(const Estimate& estimate, int num_decimals);
 
 // Compares model Q with reference P on the same windows. Differences are taken window by window before the error is
 // estimated. So the part that is hard for both cancels.

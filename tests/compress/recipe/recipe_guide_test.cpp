@@ -14,6 +14,7 @@
 #include "compress/recipe/recipe.h"
 #include "compress/recipe/recipe_keys.h"
 #include "compress/recipe/recipe_schema.h"
+#include "runtime/evaluate/evaluation.h"
 #include "tests/compress/is_stranger.h"
 #include "tests/compress/run_pare.h"
 #include "tests/expect_error.h"
@@ -413,7 +414,8 @@ TEST_F(RangesOfTheSchema, AreThoseOfOverrides) {
 
 TEST_F(RangesOfTheSchema, AreThoseOfTheTopLevelAndItsMaps) {
   const Json rtn = Json::array({Json{{"rtn", Json::object()}}});
-  const Json perplexity = Json::array({Json{{"perplexity", kText}}, Json{{"embeddings", {{"pairs", "p.tsv"}}}}});
+  const Json perplexity = Json::array(
+      {Json{{"perplexity", kText}}, Json{{"embeddings", {{"pairs", "p.tsv"}}}}, Json{{"piqa", {{"file", "p.jsonl"}}}}});
   std::set<std::string> tried;
   const auto try_key = [&](const std::string& key, const Json& base, Json rest) {
     tried.insert(key);
@@ -442,8 +444,10 @@ TEST_F(RangesOfTheSchema, AreThoseOfTheTopLevelAndItsMaps) {
 }
 
 TEST_F(RangesOfTheSchema, AreThoseOfEveryEvaluation) {
-  const std::map<std::string, Json> bases = {
-      {"perplexity", kText}, {"instructions", {{"file", "i.json"}}}, {"embeddings", {{"pairs", "p.tsv"}}}};
+  std::map<std::string, Json> bases = {{"perplexity", kText}, {"embeddings", {{"pairs", "p.tsv"}}}};
+  for (const runtime::EvaluationRow* row : runtime::evaluation_rows()) {
+    if (row->data_key == "file") bases[std::string(row->key)] = {{"file", "i.jsonl"}};
+  }
   for (const auto& [name, schema] : top("evaluate").at("items").at("properties").items()) {
     ASSERT_TRUE(bases.contains(name)) << name;
     try_map(schema, name, bases.at(name), [name = name](const Json& map) {

@@ -521,7 +521,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "calibration: {text: t}\npasses: [gptq: {act_order: group}]\nbudget: {bits: 4}\n",
                   "r.yaml:1:", "use static"},
         BadRecipe{"EmptyEvaluation", "passes: [rtn: {}]\nevaluate: [{}]\n",
-                  "r.yaml:2:", "perplexity, instructions or embeddings"},
+                  "r.yaml:2:", "an evaluation, perplexity, instructions, "},
         BadRecipe{"Fp8Activations", "passes:\n  - rtn: {bits: 8, activations: fp8}\n", "r.yaml:2:", "none, int8"},
         BadRecipe{"NothingToDo", "model: m\n", "r.yaml:1:", "nothing to do"},
         BadRecipe{"TwoPasses", "passes:\n  - rtn: {}\n  - rtn: {}\n", "r.yaml:2:", "only once"},

@@ -1,0 +1,92 @@
+// How many questions of a task a model answers right, by lm-evaluation-harness' measures: acc, acc_norm, and the
+// perplexity of a last word. With a reference, which answers changed: accuracies may agree while answers differ
+// (arXiv 2407.09141, "Accuracy is not all you need").
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/evaluate/evaluation.h"
+#include "runtime/evaluate/loglikelihood.h"
+#include "runtime/evaluate/perplexity.h"
+#include "runtime/evaluate/task_documents.h"
+
+namespace pare::runtime {
+
+// A task's questions in one model's tokens.
+struct TaskQuestions {
+  std::vector<ScoredTokens> texts;  // every choice of every question, in the order of the file
+  int64_t num_cut = 0;              // texts whose beginning did not fit into the context
+};
+// prefixes: what stands before each question (few_shot_prefixes). Throws what encode_pair throws, and names the
+// question.
+TaskQuestions make_questions(std::span<const TaskDocument> documents, std::span<const std::string> prefixes,
+                             const Tokenizer& tokenizer, int64_t max_inputs, const std::string& source);
+
+struct TaskAnswer {
+  std::vector<double> loglikelihoods = {};  // of each choice
+  int64_t gold = 0;
+  int64_t choice = 0;       // the most probable one; of a last word, 0 if it is the most probable one and else 1
+  int64_t choice_norm = 0;  // the one with the greatest likelihood per character
+};
+
+// One measure of the model and the reference on the same questions. Differences are taken question by question.
+struct AccuracyComparison {
+  Estimate reference;
+  Estimate difference = {};             // the model's - the reference's
+  std::optional<double> recovery = {};  // the model's / the reference's; none: the reference has nothing right
+  double changed = 0.0;                 // share of the questions with another answer: flips
+  double right_to_wrong = 0.0, wrong_to_right = 0.0;
+};
+struct Accuracy {
+  std::string name;  // "acc", "acc_norm"
+  Estimate value;
+  std::optional<AccuracyComparison> comparison = {};
+};
+
+struct TaskEvaluation : EvaluationResult {
+  Task task;
+  std::string source;  // name of the file
+  int64_t num_shots = 0;
+  std::vector<TaskAnswer> answers;
+  std::vector<Accuracy> accuracies;
+  std::optional<Estimate> perplexity, reference_perplexity;  // of last words
+  int64_t num_cut = 0;
+  double seconds = 0.0;  // only scoring, of the model
+
+  // The object has acc, acc_standard_error, acc_norm, ...; with a reference also acc_recovery, acc_changed, ... The
+  // list `answers` has each question's loglikelihoods, gold and choice.
+  std::string to_json() const override;
+  std::string to_text() const override;
+  std::string data_label() const override { return source; }
+  std::optional<double> figure(std::string_view gate) const override;  // "recovery", in percent
+};
+
+// Asks the model every question. `questions` are those that make_questions made of `documents`.
+TaskEvaluation evaluate_task(Transformer& model, const Task& task, std::span<const TaskDocument> documents,
+                             const TaskQuestions& questions, const std::function<void(double, int64_t)>& progress = {});
+
+// Adds the comparison to the model's evaluation. Throws std::invalid_argument unless both answered the same questions.
+void compare_tasks(TaskEvaluation& model, const TaskEvaluation& reference);
+
+class TaskOptions : public EvaluationOptionsOf<TaskOptions> {
+ public:
+  explicit TaskOptions(const Task& which) : task(which) {}
+  Task task;
+  int64_t num_shots = 0;
+  std::string shots_file;
+  int64_t limit = 0;   // the first so many questions; 0: all
+  AttentionBits bits;  // of the model; the reference keeps 32
+
+  void fields(FieldVisitor& visit) override;
+  std::string help(std::string_view key) const override;
+  std::unique_ptr<Measurement> read(EvaluationSource& source) const override;
+};
+// A row for each task.
+std::vector<EvaluationRow> task_rows();
+
+}  // namespace pare::runtime
