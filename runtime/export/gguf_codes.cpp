@@ -1,6 +1,7 @@
 #include "runtime/export/gguf_codes.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <iterator>
@@ -29,9 +30,35 @@ const Held* find_held(GgufType type) {
   return found == std::end(kHeld) ? nullptr : found;
 }
 
-// The exponent of e8m0 of a scale of MXFP4.
-uint8_t exponent_of(float scale) {
-  return float_to_e8m0(scale);
+void put_mxfp4(uint8_t exponent, const uint8_t* codes, std::span<std::byte> out) {
+  out[0] = static_cast<std::byte>(exponent);
+  for (size_t j = 0; j < kBlock / 2; ++j) {
+    out[1 + j] = static_cast<std::byte>((codes[j] & 15) | (codes[j + kBlock / 2] & 15) << 4);
+  }
+}
+
+// Finds the exponent with which each number of a block is a value of E2M1, which has magnitudes from 0.5 to 6. Returns
+// whether there is one.
+bool find_mxfp4(std::span<const float> x, uint8_t& exponent, std::array<uint8_t, kBlock>& codes) {
+  float largest = 0.0f;
+  for (const float value : x) largest = std::max(largest, std::abs(value));
+  codes.fill(0);
+  exponent = 0;
+  if (largest == 0.0f) return true;
+  const int power = std::ilogb(largest);
+  for (int e = power - 2; e <= power + 1; ++e) {
+    if (e < -127 || e > 127) continue;
+    bool fits = true;
+    for (size_t i = 0; i < kBlock && fits; ++i) {
+      const float value = std::ldexp(std::abs(x[i]), -e);
+      const auto found = std::find(kMxfp4Code.values.begin(), kMxfp4Code.values.begin() + 8, value);
+      fits = found != kMxfp4Code.values.begin() + 8;
+      codes[i] = static_cast<uint8_t>((found - kMxfp4Code.values.begin()) | (std::signbit(x[i]) ? 8 : 0));
+    }
+    exponent = static_cast<uint8_t>(e + 127);
+    if (fits) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -43,10 +70,23 @@ std::span<const GgufType> code_types() {
 }
 
 GgufTranscoder::GgufTranscoder(const LinearWeights& linear, GgufType type) : type_(type) {
-  const auto* const weight = std::get_if<QuantizedWeight>(&linear.weight);
-  if (weight == nullptr || !linear.outlier_weight_OJ.empty() || weight->num_in % kBlock != 0) return;
-  weight_ = weight;
-  holds_codes_ = fits();
+  if (!linear.outlier_weight_OJ.empty() || linear.num_in() % kBlock != 0) return;
+  weight_ = std::get_if<QuantizedWeight>(&linear.weight);
+  if (weight_ == nullptr && type == GgufType::MXFP4) dense_ = &linear;
+  holds_codes_ = dense_ != nullptr ? fits_dense() : weight_ != nullptr && fits();
+}
+
+bool GgufTranscoder::fits_dense() const {
+  std::vector<float> row(static_cast<size_t>(dense_->num_in()));
+  std::array<uint8_t, kBlock> codes;
+  uint8_t exponent = 0;
+  for (int64_t o = 0; o < dense_->num_out(); ++o) {
+    weight_rows(*dense_, o, 1, row);
+    for (size_t begin = 0; begin < row.size(); begin += kBlock) {
+      if (!find_mxfp4(std::span(row).subspan(begin, kBlock), exponent, codes)) return false;
+    }
+  }
+  return true;
 }
 
 bool GgufTranscoder::fits() const {
@@ -77,10 +117,7 @@ void GgufTranscoder::write_block(int64_t row, int64_t block, std::span<std::byte
   const float scale = weight_->scales_OG[static_cast<size_t>(row * weight_->num_groups() + group)];
   const uint8_t* const codes = weight_->codes_OI.data() + row * weight_->num_in + begin;
   if (type_ == GgufType::MXFP4) {
-    out[0] = static_cast<std::byte>(exponent_of(scale));
-    for (size_t j = 0; j < kBlock / 2; ++j) {
-      out[1 + j] = static_cast<std::byte>((codes[j] & 15) | (codes[j + kBlock / 2] & 15) << 4);
-    }
+    put_mxfp4(float_to_e8m0(scale), codes, out);
     return;
   }
   const Held& held = *find_held(type_);
@@ -97,8 +134,19 @@ void GgufTranscoder::write_block(int64_t row, int64_t block, std::span<std::byte
 }
 
 void GgufTranscoder::write_row(int64_t row, std::span<std::byte> blocks) const {
-  const int64_t num_blocks = weight_->num_in / kBlock;
+  const int64_t num_blocks = (dense_ != nullptr ? dense_->num_in() : weight_->num_in) / kBlock;
   const size_t size = blocks.size() / static_cast<size_t>(num_blocks);
+  if (dense_ != nullptr) {
+    std::vector<float> x(static_cast<size_t>(dense_->num_in()));
+    weight_rows(*dense_, row, 1, x);
+    std::array<uint8_t, kBlock> codes;
+    uint8_t exponent = 0;
+    for (int64_t b = 0; b < num_blocks; ++b) {
+      find_mxfp4(std::span(x).subspan(static_cast<size_t>(b * kBlock), kBlock), exponent, codes);
+      put_mxfp4(exponent, codes.data(), blocks.subspan(static_cast<size_t>(b) * size, size));
+    }
+    return;
+  }
   for (int64_t b = 0; b < num_blocks; ++b) write_block(row, b, blocks.subspan(static_cast<size_t>(b) * size, size));
 }
 

@@ -10,9 +10,10 @@
 
 namespace pare::runtime {
 
-// A weight whose codes a type of blocks can hold. A block holds the numbers code - zero, so that
-// Q4_0, Q5_0 and Q8_0 take every weight whose numbers are in their range, symmetric or not. Q4_1 and Q5_1 hold the
-// codes themselves, with the minimum -zero scale. MXFP4 holds the codes of that name.
+// A weight whose codes a type of blocks can hold. A block holds the numbers code - zero, so that Q4_0, Q5_0 and Q8_0
+// take every weight whose numbers are in their range, symmetric or not. Q4_1 and Q5_1 hold the codes themselves, with
+// the minimum -zero scale. MXFP4 holds the codes of that name, and weights in floating point that were made of such
+// codes, as stacks of experts are.
 class GgufTranscoder {
  public:
   // The weight must outlive it.
@@ -26,8 +27,10 @@ class GgufTranscoder {
  private:
   void write_block(int64_t row, int64_t block, std::span<std::byte> out) const;
   bool fits() const;
+  bool fits_dense() const;
 
   const QuantizedWeight* weight_ = nullptr;  // null: the weight is dense, or has columns of its own
+  const LinearWeights* dense_ = nullptr;     // a dense weight, for MXFP4
   GgufType type_;
   bool holds_codes_ = false;
 };

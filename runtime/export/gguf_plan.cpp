@@ -117,8 +117,10 @@ void Plan::choose_type(PlannedGgufTensor& tensor) const {
     const bool is_head = linear.name == model_.head.name || (model_.tied_head && linear.name == model_.embedding_name);
     // A head that has codes keeps its size.
     tensor.chosen = type_for(*format_.type, tensor.shape.back(), is_head && !has_codes);
-  } else if (has_codes) {
+  } else if (has_codes || model_.stacks_experts) {
+    // Stacks of experts may have codes as well, though the checkpoint gives floats.
     tensor.chosen = smallest_for_codes(tensor);
+    if (!has_codes && tensor.chosen.type != GgufType::MXFP4) tensor.chosen = {float_type(checkpoint_, linear)};
   } else {
     tensor.chosen = {is_quantized(checkpoint_, linear) ? GgufType::F16 : float_type(checkpoint_, linear)};
   }
@@ -126,6 +128,7 @@ void Plan::choose_type(PlannedGgufTensor& tensor) const {
 
 ChosenType Plan::smallest_for_codes(const PlannedGgufTensor& tensor) const {
   std::vector<GgufType> exact(code_types().begin(), code_types().end()), held = exact;
+  if (tensor.making != GgufMaking::matrix) return {GgufType::F16};
   for (const GgufPlace& place : tensor.parts) {
     const LinearWeights linear = checkpoint_.linear(*place.linear);
     std::erase_if(held, [&](GgufType type) { return !GgufTranscoder(linear, type).holds_codes(); });

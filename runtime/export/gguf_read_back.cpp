@@ -59,9 +59,8 @@ void compare_blocks(const ModelDescription& model, const ModelDescription& read,
   comparison.number(of + "which channels RoPE pairs", 0.0, own.rope.channels_K != other.rope.channels_K);
   const int64_t window = window_of(own, model), read_window = window_of(other, read);
   if (window != read_window) {
-    const int64_t least = window == 0 ? read_window : read_window == 0 ? window : std::min(window, read_window);
     comparison.found.push_back(
-        {of + "the window of attention", std::to_string(window), std::to_string(read_window), least});
+        {of + "the window of attention", std::to_string(window), std::to_string(read_window), true});
   }
   comparison.number(of + "how many experts it has", static_cast<double>(own.experts.size()),
                     static_cast<double>(other.experts.size()));

@@ -11,8 +11,7 @@ namespace pare::runtime {
 // A fact of the model that is another one in what was read back.
 struct DescriptionDifference {
   std::string fact, expected, found;
-  // Other tokens see it only in texts of more than so many tokens; 0: in all.
-  int64_t beyond_tokens = 0;
+  bool is_of_windows = false;  // attention's: it shows in texts that are longer than a window
 };
 
 // Compares what is computed from both. Names, types of elements and tokens do not count. Numbers may differ in the

@@ -106,8 +106,8 @@ inline void keep_best(const Start& start, BestStarts& best) {
   for (size_t i = kNumRefined - 1; i > 0 && best[i].gain > best[i - 1].gain; --i) std::swap(best[i], best[i - 1]);
 }
 
-// Starts let the largest magnitude be from 0.62 to 1.4 times the end of the codes: it is cut off where the others, or
-// their weights, are worth more.
+// Starts let the largest magnitude be from 0.62 to 1.4 times the end of the codes, and once the end itself: it is cut
+// off where the others, or their weights, are worth more.
 inline constexpr float kLeastEnd = 0.62f, kMostEnd = 1.4f;
 
 // Searches for codes in `range` and a scale, which may be negative, and is rounded to float16 if `as_half_scale`. Of
@@ -123,12 +123,14 @@ ScaleFit<N> search_scale(const float* x, const float* w, CodeRange range, bool a
   // With so many codes rounding is a matter of the scale alone, and little is won by cutting off.
   const bool is_fine = most > 64.0f;
   const float step = is_fine ? 0.9f : std::max(most * 0.03f, 0.15f);
+  const float above = (is_fine ? 0.01f : kMostEnd - 1.0f) * most, below = (is_fine ? 0.03f : 1.0f - kLeastEnd) * most;
+  const int first = -static_cast<int>(below / step);
   BestStarts starts;
   ScaleFit<N> fit;
   for (const float sign : {-1.0f, 1.0f}) {
     if (is_even && sign < 0.0f) continue;
-    for (float end = (is_fine ? 1.003f : kMostEnd) * most; end > (is_fine ? 0.97f : kLeastEnd) * most; end -= step) {
-      const float inverse = sign * end / extreme;
+    for (int i = first; static_cast<float>(i) * step < above; ++i) {
+      const float inverse = sign * (most + static_cast<float>(i) * step) / extreme;
       round_codes<N>(x, inverse, range, fit.codes);
       const ScaleSums sums = scale_sums<N>(x, w, fit.codes);
       if (sums.with_itself > 0.0f) keep_best({inverse, sums.with_x * sums.with_x / sums.with_itself}, starts);
@@ -187,7 +189,8 @@ void round_from_minimum(const float* x, float inverse, float minimum, int most, 
   }
 }
 
-// Sets scale and minimum to the least squares fit of the codes. False where the codes leave them open.
+// Sets scale and minimum to the least squares fit of the codes. False where the codes leave them open. A scale in
+// float16 is rounded first, and the minimum then fits it.
 template <int N>
 bool fit_minimum(const float* x, const float* w, MinimumSign sign, MinimumFit<N>& fit) {
   LaneSums w_lanes = {}, q_lanes = {}, qq_lanes = {}, x_lanes = {}, xq_lanes = {};
@@ -208,6 +211,10 @@ bool fit_minimum(const float* x, const float* w, MinimumSign sign, MinimumFit<N>
   if (sqq <= 0.0 || determinant <= 1e-6 * sw * sqq) return false;
   fit.scale = static_cast<float>((sw * sxq - sq * sx) / determinant);
   fit.minimum = static_cast<float>((sqq * sx - sq * sxq) / determinant);
+  if (sign == MinimumSign::any) {
+    fit.scale = as_half(fit.scale);
+    fit.minimum = as_half(static_cast<float>((sx - static_cast<double>(fit.scale) * sq) / sw));
+  }
   if (sign == MinimumSign::negative_or_zero && fit.minimum > 0.0f) {
     fit.minimum = 0.0f;
     fit.scale = static_cast<float>(sxq / sqq);
@@ -236,8 +243,9 @@ MinimumFit<N> search_with_minimum(const float* x, const float* w, int most, Mini
     return fit_minimum<N>(x, w, sign, fit);
   };
   BestStarts starts;
-  for (float end = kMostEnd * last; end > kLeastEnd * last; end -= step) {
-    const float inverse = end / (high - low);
+  const int first = -static_cast<int>((1.0f - kLeastEnd) * last / step);
+  for (int i = first; static_cast<float>(i) * step < (kMostEnd - 1.0f) * last; ++i) {
+    const float inverse = (last + static_cast<float>(i) * step) / (high - low);
     if (!start_at(inverse)) continue;
     keep_best({inverse, 1.0f / (1e-30f + minimum_error<N>(x, w, fit.codes, fit.scale, fit.minimum))}, starts);
   }
@@ -246,10 +254,6 @@ MinimumFit<N> search_with_minimum(const float* x, const float* w, int most, Mini
     bool is_sound = start.gain >= 0.0f && start_at(start.inverse);
     for (int turn = 0; turn < 3 && is_sound; ++turn) {
       if (turn > 0) is_sound = fit_minimum<N>(x, w, sign, fit);
-      if (is_half) {
-        fit.scale = as_half(fit.scale);
-        fit.minimum = as_half(fit.minimum);
-      }
       is_sound = is_sound && fit.scale > 0.0f;
       if (is_sound) round_from_minimum<N>(x, 1.0f / fit.scale, fit.minimum, most, fit.codes);
     }

@@ -38,33 +38,9 @@ const Layout* find_layout(GgufType type) {
 
 // --- Searches ------------------------------------------------------------------------------------------------------
 
-constexpr int kLevelSteps = 4;  // to a unit of a level, in the table below
-
-// The index of the level of IQ4_NL that is nearest to each value from -128 to 127, in steps of a fourth.
-const std::array<uint8_t, 256 * kLevelSteps>& nearest_levels() {
-  static const std::array<uint8_t, 256 * kLevelSteps> kNearest = [] {
-    std::array<uint8_t, 256 * kLevelSteps> nearest = {};
-    for (size_t i = 0; i < nearest.size(); ++i) {
-      const float value = static_cast<float>(i) / kLevelSteps - 128.0f;
-      for (size_t level = 1; level < kIq4Levels.size(); ++level) {
-        const auto distance = [&](size_t of) { return std::abs(value - static_cast<float>(kIq4Levels[of])); };
-        if (distance(level) < distance(nearest[i])) nearest[i] = static_cast<uint8_t>(level);
-      }
-    }
-    return nearest;
-  }();
-  return kNearest;
-}
-
-uint8_t nearest_level(float value) {
-  const float last = static_cast<float>(nearest_levels().size() - 1);
-  const float place = std::clamp((value + 128.0f) * kLevelSteps, 0.0f, last);
-  return nearest_levels()[static_cast<size_t>(place + 0.5f)];
-}
-
 // The nearest levels of x, and the scale that then fits best.
 struct LevelFit {
-  std::array<uint8_t, kSize> codes;
+  std::array<float, kSize> levels;
   float with_x = 0.0f, with_itself = 0.0f;  // sums of w x level and of w level^2
   float gain() const { return with_itself > 0.0f ? with_x * with_x / with_itself : 0.0f; }
   float scale() const { return with_itself > 0.0f ? as_half(with_x / with_itself) : 0.0f; }
@@ -72,30 +48,31 @@ struct LevelFit {
 
 LevelFit fit_levels(const float* x, const float* w, float inverse) {
   LevelFit fit;
-  for (int i = 0; i < kSize; ++i) {
-    const uint8_t code = nearest_level(x[i] * inverse);
-    const auto level = static_cast<float>(kIq4Levels[code]);
-    fit.codes[static_cast<size_t>(i)] = code;
-    fit.with_x += w[i] * x[i] * level;
-    fit.with_itself += w[i] * level * level;
+  fit.levels.fill(static_cast<float>(kIq4Levels.front()));
+  // Each level whose lower half begins below x adds its distance from the one before: so compilers make vectors of it.
+  for (size_t level = 1; level < kIq4Levels.size(); ++level) {
+    const auto below = static_cast<float>(kIq4Levels[level - 1]), above = static_cast<float>(kIq4Levels[level]);
+    const float middle = 0.5f * (below + above), distance = above - below;
+    for (int i = 0; i < kSize; ++i) {
+      fit.levels[static_cast<size_t>(i)] += x[i] * inverse > middle ? distance : 0.0f;
+    }
   }
+  const ScaleSums sums = scale_sums<kSize>(x, w, fit.levels);
+  fit.with_x = sums.with_x;
+  fit.with_itself = sums.with_itself;
   return fit;
 }
 
-float level_error(const float* x, const float* w, const LevelFit& fit, float scale) {
-  float error = 0.0f;
-  for (int i = 0; i < kSize; ++i) {
-    const float rest = x[i] - scale * static_cast<float>(kIq4Levels[fit.codes[static_cast<size_t>(i)]]);
-    error += w[i] * rest * rest;
-  }
-  return error;
+uint8_t code_of_level(float level) {
+  const auto found = std::ranges::lower_bound(kIq4Levels, static_cast<int>(level));
+  return static_cast<uint8_t>(found - kIq4Levels.begin());
 }
 
 // As search_scale, with levels that are not evenly spaced.
 GgufCodes search_levels(const float* x, const float* w) {
   GgufCodes best;
   const float extreme = largest_magnitude<kSize>(x);
-  best.codes.fill(nearest_level(0.0f));
+  best.codes.fill(code_of_level(1.0f));
   if (extreme == 0.0f) return best;
   BestStarts starts;
   for (const float sign : {1.0f, -1.0f}) {
@@ -115,10 +92,10 @@ GgufCodes search_levels(const float* x, const float* w) {
       if (scale == before) break;
     }
     if (scale == 0.0f) continue;
-    const float error = level_error(x, w, fit, scale);
+    const float error = scale_error<kSize>(x, w, fit.levels, scale);
     if (best_error >= 0.0f && error >= best_error) continue;
     best_error = error;
-    best.codes = fit.codes;
+    std::ranges::transform(fit.levels, best.codes.begin(), code_of_level);
     best.scale = scale;
   }
   return best;

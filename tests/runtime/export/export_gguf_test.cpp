@@ -81,7 +81,6 @@ bool is_left_out(const std::string& key) {
       "glm4moe.block_count",                             // likewise
       "phi3.attention.sliding_window",                   // 0
       "ernie4_5-moe.expert_shared_feed_forward_length",  // the converter has that of dense blocks there
-      "general.file_type",                               // of MXFP4 in a stack, see below
   };
   return kLeftOut.contains(key) || key.ends_with(".rope.scaling.type") ||
          (key.starts_with("general.") && key != "general.architecture");

@@ -2,8 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <cmath>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "runtime/export/gguf_matrix.h"
@@ -110,6 +111,18 @@ TEST(GgufCodes, Mxfp4Passes) {
   EXPECT_EQ(decoded(linear, GgufType::MXFP4), dequantize(weight));
   EXPECT_TRUE(is_held_exactly(linear, GgufType::MXFP4));
   EXPECT_FALSE(holds(linear, GgufType::Q4_0));
+  // The same numbers in floating point still are such codes; one more bit of one of them, and they are not.
+  std::vector<float> values = dequantize(weight);
+  const auto dense = [&] {
+    return LinearWeights{
+        .name = "w",
+        .weight =
+            DenseWeight{.num_out = 2, .num_in = 64, .dtype = DType::F32, .data = std::as_bytes(std::span(values))},
+        .bias_O = {}};
+  };
+  EXPECT_EQ(decoded(dense(), GgufType::MXFP4), values);
+  values[5] = std::nextafter(values[5], 1e30f);
+  EXPECT_FALSE(holds(dense(), GgufType::MXFP4));
 }
 
 // Columns of a block must share a scale, and lie in the codes.
