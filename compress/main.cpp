@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "compress/export/export_command.h"
 #include "compress/recipe/recipe.h"
 #include "compress/recipe/recipe_guide.h"
 #include "compress/recipe/recipe_inputs.h"
@@ -351,8 +352,9 @@ pare::runtime::Command card_command() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::vector<pare::runtime::Command> commands = {run_command(), calibrate_command(), record_command(),
-                                                  recipes_command(), card_command()};
+  std::vector<pare::runtime::Command> commands = {run_command(),    calibrate_command(),
+                                                  record_command(), recipes_command(),
+                                                  card_command(),   pare::compress::export_command()};
   for (pare::runtime::Command& command : pare::runtime::runtime_commands()) commands.push_back(std::move(command));
   const pare::runtime::Program program = {
       .name = "pare",

@@ -34,22 +34,6 @@ int64_t tensor_bytes(const runtime::StreamedTensor& tensor) {
   return num_elements * static_cast<int64_t>(runtime::dtype_size_bytes(tensor.dtype));
 }
 
-// Copies the files that have a hash and are neither config.json nor weights.
-void copy_small_files(const runtime::Checkpoint& source, const std::map<std::string, std::string>& inputs,
-                      const fs::path& directory) {
-  std::set<std::string> others = {"config.json"};
-  for (const fs::path& path : source.weight_files()) others.insert(path.filename().string());
-  for (const auto& [name, hash] : inputs) {
-    if (others.contains(name)) continue;
-    const fs::path copy = directory / name;
-    fs::create_directories(copy.parent_path());
-    copy_small_file(source.directory(), name, copy);
-    if (runtime::sha256_file(copy) == hash) continue;
-    throw std::runtime_error("changed while it was read: '" + (source.directory() / name).string() +
-                             "' is not what it was when the run began");
-  }
-}
-
 // Returns whether only pare reads these modules. One reason is their container, whatever it holds. The other is a
 // quantized embedding: transformers puts random numbers in its place where it loads the model without its head.
 bool are_own(const std::vector<runtime::StoredModule>& modules) {
@@ -87,31 +71,6 @@ std::string escaped(const std::string& name) {
   return expression;
 }
 
-// Returns config.json: the source's, with a quantization_config of the modules that are in a container, and with the
-// thresholds of activation sparsity. The parts of a
-// whole model beside its text part are left alone, by patterns: programs differ in what stands before their names.
-std::string config_of(const runtime::Checkpoint& source, std::vector<runtime::StoredModule> modules,
-                      std::vector<std::string> unquantized, const runtime::SparsityThresholds& thresholds) {
-  // transformers 5 calls the head of every decoder lm_head, whatever its files call it (embed_out of gpt_neox).
-  constexpr const char* kHead = "lm_head";
-  if (const std::string head = source.is_encoder() ? kHead : source.description().head.name; head != kHead) {
-    if (std::ranges::find(unquantized, head) != unquantized.end()) unquantized.emplace_back(kHead);
-    const auto module = std::ranges::find(modules, head, &runtime::StoredModule::name);
-    if (module != modules.end()) modules.push_back({kHead, module->scheme, module->is_linear});
-  }
-  for (const std::string& part : source.other_parts()) unquantized.push_back("re:^(model\\.)?" + escaped(part) + "\\b");
-  Json config = runtime::parse_ordered_json(source.config_json(), (source.directory() / "config.json").string());
-  if (!modules.empty()) {
-    config["quantization_config"] =
-        runtime::parse_ordered_json(runtime::container_config_json(modules, unquantized), "quantization_config");
-  }
-  std::string text = runtime::json_text(config, 2) + "\n";
-  if (!thresholds.empty()) text = runtime::with_sparsity_thresholds(text, thresholds, "config.json");
-  return !modules.empty() && (are_own(modules) || !have_place(source, modules))
-             ? runtime::config_for_pare_alone(text, "config.json")
-             : text;
-}
-
 // Returns what was stored as `record` says, from the weights that a reader of `directory` got.
 runtime::StoredLinear stored_again(runtime::LinearWeights weights, const LayerRecord& record,
                                    const fs::path& directory) {
@@ -138,6 +97,44 @@ runtime::StoredLinear stored_again(runtime::LinearWeights weights, const LayerRe
 }
 
 }  // namespace
+
+void copy_small_files(const runtime::Checkpoint& source, const std::map<std::string, std::string>& inputs,
+                      const fs::path& directory) {
+  std::set<std::string> others = {"config.json"};
+  for (const fs::path& path : source.weight_files()) others.insert(path.filename().string());
+  for (const auto& [name, hash] : inputs) {
+    if (others.contains(name)) continue;
+    const fs::path copy = directory / name;
+    fs::create_directories(copy.parent_path());
+    copy_small_file(source.directory(), name, copy);
+    if (runtime::sha256_file(copy) == hash) continue;
+    throw std::runtime_error("changed while it was read: '" + (source.directory() / name).string() +
+                             "' is not what it was when the run began");
+  }
+}
+
+std::string artifact_config(const runtime::Checkpoint& source, std::vector<runtime::StoredModule> modules,
+                            std::vector<std::string> unquantized, const runtime::SparsityThresholds& thresholds) {
+  // transformers 5 calls the head of every decoder lm_head, whatever its files call it (embed_out of gpt_neox).
+  constexpr const char* kHead = "lm_head";
+  if (const std::string head = source.is_encoder() ? kHead : source.description().head.name; head != kHead) {
+    if (std::ranges::find(unquantized, head) != unquantized.end()) unquantized.emplace_back(kHead);
+    const auto module = std::ranges::find(modules, head, &runtime::StoredModule::name);
+    if (module != modules.end()) modules.push_back({kHead, module->scheme, module->is_linear});
+  }
+  for (const std::string& part : source.other_parts()) unquantized.push_back("re:^(model\\.)?" + escaped(part) + "\\b");
+  Json config = runtime::parse_ordered_json(source.config_json(), (source.directory() / "config.json").string());
+  config.erase("quantization_config");
+  if (!modules.empty()) {
+    config["quantization_config"] =
+        runtime::parse_ordered_json(runtime::container_config_json(modules, unquantized), "quantization_config");
+  }
+  std::string text = runtime::json_text(config, 2) + "\n";
+  if (!thresholds.empty()) text = runtime::with_sparsity_thresholds(text, thresholds, "config.json");
+  return !modules.empty() && (are_own(modules) || !have_place(source, modules))
+             ? runtime::config_for_pare_alone(text, "config.json")
+             : text;
+}
 
 bool is_second_copy(const runtime::Checkpoint& source, const std::string& tensor) {
   if (source.is_encoder()) return false;
@@ -219,7 +216,7 @@ void assemble_hugging_face(const Parts& parts, const runtime::Checkpoint& source
     modules.push_back({record.name, record.scheme, record.is_linear});
     if (!record.scheme.has_own_tensor()) replaced.insert(record.name + ".weight");
   }
-  runtime::write_file_atomically(directory / "config.json", config_of(source, modules, unquantized, thresholds));
+  runtime::write_file_atomically(directory / "config.json", artifact_config(source, modules, unquantized, thresholds));
   copy_small_files(source, inputs, directory);
 
   std::vector<runtime::SafetensorsFile> files;

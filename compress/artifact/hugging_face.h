@@ -13,6 +13,17 @@
 
 namespace pare::compress {
 
+// Copies the files that have a hash in `inputs` and are neither config.json nor weights into `directory`. Throws
+// std::runtime_error for a file that no longer has its hash.
+void copy_small_files(const runtime::Checkpoint& source, const std::map<std::string, std::string>& inputs,
+                      const std::filesystem::path& directory);
+
+// Returns config.json: the source's, with a quantization_config of the modules that are in a container, and with the
+// thresholds of activation sparsity. The parts of a whole model beside its text part are left alone, by patterns:
+// programs differ in what stands before their names.
+std::string artifact_config(const runtime::Checkpoint& source, std::vector<runtime::StoredModule> modules,
+                            std::vector<std::string> unquantized, const runtime::SparsityThresholds& thresholds);
+
 // Returns whether the tensor repeats the embedding, which also serves as the head. Such a tensor is not written.
 bool is_second_copy(const runtime::Checkpoint& source, const std::string& tensor);
 // Returns the source's tensor `name`, under the name `written`, read while it is written.

@@ -16,6 +16,7 @@ namespace pare::runtime {
 
 inline constexpr const char* kManifestName = "pare.json";
 inline constexpr const char* kReportName = "report.json";
+inline constexpr const char* kExportMember = "export";  // of the pare.json of an exported model
 
 // Returns the member of the pare.json in `directory`; null if there is no such file or member, or if it is damaged.
 nlohmann::json manifest_member(const std::filesystem::path& directory, const std::string& member);

@@ -9,6 +9,7 @@
 #include "runtime/containers/bitsandbytes_int8.h"
 #include "runtime/containers/bitsandbytes_nf4.h"
 #include "runtime/containers/compressed_tensors.h"
+#include "runtime/containers/gptq.h"
 #include "runtime/containers/pare_int8.h"
 #include "runtime/containers/pare_sparse24.h"
 
@@ -17,9 +18,14 @@ namespace {
 
 std::vector<const ContainerFormat*>& table() {
   // The first one that recognizes a configuration reads it: bitsandbytes reads what bitsandbytes-nf4 does not.
-  static std::vector<const ContainerFormat*> rows = {&compressed_tensors_container(), &awq_gemm_container(),
-                                                     &bitsandbytes_nf4_container(),   &bitsandbytes_int8_container(),
-                                                     &pare_int8_container(),          &pare_sparse24_container()};
+  static std::vector<const ContainerFormat*> rows = {&compressed_tensors_container(),
+                                                     &awq_gemm_container(),
+                                                     &gptq_container(),
+                                                     &gptq_v2_container(),
+                                                     &bitsandbytes_nf4_container(),
+                                                     &bitsandbytes_int8_container(),
+                                                     &pare_int8_container(),
+                                                     &pare_sparse24_container()};
   return rows;
 }
 

@@ -48,6 +48,7 @@ struct Checkpoint::State {
   }
 
   void describe(DType dtype_if_absent);
+  void read_early_quantization();
   ModuleNames module_names() const {
     return encoder ? runtime::module_names(*encoder) : runtime::module_names(description);
   }
@@ -218,6 +219,17 @@ void Checkpoint::State::describe(DType dtype_if_absent) {
   description.embedding_name = encoder->word_embedding.name;
 }
 
+// Only where tensors are stored so: the file may have been left beside weights of another kind.
+void Checkpoint::State::read_early_quantization() {
+  const auto is_code = [](const std::string& name) { return name.ends_with(".qweight"); };
+  if (quantization || !std::ranges::any_of(tensors.names(), is_code)) return;
+  fs::path found;
+  config_json = with_early_quantization(config_json, directory, found);
+  if (found.empty()) return;
+  inputs.add(found);
+  quantization = read_quantization_config(config_json, found);
+}
+
 Checkpoint::Checkpoint() : state_(std::make_unique<State>()) {}
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
@@ -244,6 +256,7 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
   WeightFiles found = find_weight_files(directory);
   for (const fs::path& path : found.paths) state.inputs.add(path);
   state.tensors.open(directory, std::move(found), state.description.family, state.module_names());
+  state.read_early_quantization();
   state.tensors.split_experts(state.description);
   // Without a dtype in config.json transformers takes that of the stored weights. A norm's is always dense.
   const std::string& norm_name = state.encoder ? state.encoder->embedding_norm.name : state.description.final_norm.name;

@@ -117,7 +117,8 @@ std::optional<Quantization> read_quantization_config(const std::string& config_j
   if (!quantization->is_object()) throw std::runtime_error(where + ": expected an object");
   const auto method = quantization->find("quant_method");
   const std::string name = method != quantization->end() && method->is_string() ? method->get<std::string>() : "";
-  const std::string text = json_text(*quantization);
+  // In the order of the file, which GPTQ's rules are read in.
+  const std::string text = json_text(parse_ordered_json(config_json, path.string()).at("quantization_config"));
   if (const ContainerFormat* container = find_container(name, text)) {
     return Quantization{container, container->read_config(text, where)};
   }
@@ -125,6 +126,20 @@ std::optional<Quantization> read_quantization_config(const std::string& config_j
                            (name.empty() ? "an unnamed method" : name.substr(0, 100)) +
                            "', which pare does not read; expected " + known_methods() +
                            " or an unquantized checkpoint: start from the original one");
+}
+
+std::string with_early_quantization(const std::string& config_json, const fs::path& directory, fs::path& found) {
+  for (const char* const name : {"quantize_config.json", "quant_config.json"}) {
+    const fs::path path = directory / name;
+    if (!is_there(path)) continue;
+    Json early = parse_object(read_text_file(path, kMaxConfigBytes), path);
+    if (!early.contains("quant_method")) early["quant_method"] = early.contains("version") ? "awq" : "gptq";
+    nlohmann::ordered_json config = parse_ordered_json(config_json, (directory / kConfigName).string());
+    config["quantization_config"] = std::move(early);
+    found = path;
+    return json_text(config, 2);
+  }
+  return config_json;
 }
 
 }  // namespace pare::runtime

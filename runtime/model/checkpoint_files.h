@@ -41,4 +41,10 @@ struct Quantization {
 // throws.
 std::optional<Quantization> read_quantization_config(const std::string& config_json, const std::filesystem::path& path);
 
+// Returns config.json's text with the quantization_config that early releases of AutoGPTQ and AutoAWQ wrote into a file
+// of its own (quantize_config.json, quant_config.json); the text itself if there is no such file. `found` becomes its
+// path. Throws std::runtime_error for a file that is no JSON object.
+std::string with_early_quantization(const std::string& config_json, const std::filesystem::path& directory,
+                                    std::filesystem::path& found);
+
 }  // namespace pare::runtime

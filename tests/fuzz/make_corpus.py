@@ -244,6 +244,11 @@ def awq(module, rows, columns):
             module + ".scales": ("F16", [columns // 8, rows])}
 
 
+def gptq(module, rows, columns):
+    return {module + ".qweight": ("I32", [columns // 8, rows]), module + ".qzeros": ("I32", [columns // 8, rows // 8]),
+            module + ".scales": ("F16", [columns // 8, rows]), module + ".g_idx": ("I32", [columns])}
+
+
 def packed(module, rows, columns):
     return {
         module + ".weight_packed": ("I32", [rows, columns // 8]),
@@ -284,6 +289,8 @@ def make_checkpoints():
             {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_skip_modules": ["lm_head"]},
         ),
         "awq": (awq, {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": 8, "zero_point": True}),
+        "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": 8, "sym": False, "desc_act": True,
+                        "dynamic": {"-:lm_head": {}, "+:.*up_proj": {"group_size": 8}}}),
         "packed": (
             packed,
             {

@@ -12,6 +12,7 @@
 #include "runtime/containers/bitsandbytes_int8.h"
 #include "runtime/containers/bitsandbytes_nf4.h"
 #include "runtime/containers/compressed_tensors.h"
+#include "runtime/containers/gptq.h"
 #include "runtime/containers/pare_int8.h"
 #include "runtime/containers/stored_linear.h"
 #include "runtime/files/safetensors.h"
@@ -234,7 +235,7 @@ void check_accepted(const ContainerFormat& container, const PackScheme& scheme, 
 
 TEST(ContainerFormat, WhateverIsAcceptedTakesThePredictedBytesAndIsReadBack) {
   const std::vector<std::pair<int64_t, int64_t>> shapes = {{1, 1},   {5, 7},   {8, 32},  {24, 96},
-                                                           {11, 64}, {16, 33}, {16, 128}};
+                                                           {11, 64}, {16, 33}, {32, 128}};
   const std::vector<StoredExtent> extents = {
       {},
       {.scale_dtype = DType::F32, .input_scale_dtype = DType::F32, .num_outlier_columns = 1, .dense_dtype = DType::F32},
@@ -276,6 +277,8 @@ TEST(ContainerFormat, WhateverIsAcceptedTakesThePredictedBytesAndIsReadBack) {
   }
   EXPECT_EQ(bits_of, (std::map<std::string, std::set<int>>{{"compressed-tensors", {2, 3, 4, 8, kDenseBits}},
                                                            {"awq-gemm", {4}},
+                                                           {"gptq", {2, 3, 4, 8}},
+                                                           {"gptq-v2", {2, 3, 4, 8}},
                                                            {"bitsandbytes", {8}},
                                                            {"bitsandbytes-nf4", {4}},
                                                            {"pare-int8", {8}},
@@ -297,6 +300,8 @@ TEST(ContainerFormat, SizesOfKnownLayers) {
                   {.code = nullptr, .bits = kDenseBits, .input = asymmetric(with_range(kTokens, InputRange::static_))}),
             2 + 1);
   EXPECT_EQ(bytes("awq-gemm", {.bits = 4, .group_size = 128}), kWeights / 2 + 2 * 64 / 2 + 2 * 64 * 2);
+  EXPECT_EQ(bytes("gptq", {.bits = 4, .group_size = 128}), kWeights / 2 + 2 * 64 / 2 + 2 * 64 * 2 + 256 * 4);
+  EXPECT_EQ(bytes("gptq-v2", {.bits = 3, .symmetric = false}), kWeights * 3 / 8 + 64 * 3 / 8 + 64 * 2 + 256 * 4);
   EXPECT_EQ(bytes("bitsandbytes", {.bits = 8, .input = kAbsolute}), kWeights + 64 * 4 + 1);
   EXPECT_EQ(bytes("pare-int8", {.bits = 8, .input = kRelative}), kWeights + 64 * 4 + 4);
   EXPECT_EQ(bytes("pare-int8", {.bits = 8, .input = kColumns}, {.num_outlier_columns = 10}),
@@ -372,6 +377,8 @@ TEST(ContainerFormat, OneCheckpointHoldsWhatOneConfigurationSays) {
   EXPECT_TRUE(together("awq-gemm", g128, g128));
   EXPECT_FALSE(together("awq-gemm", g128, g64));
   EXPECT_FALSE(together("awq-gemm", g128, g128, false));
+  EXPECT_TRUE(together("gptq", g128, g64));
+  EXPECT_FALSE(together("gptq", g128, g128, false));
   EXPECT_TRUE(together("bitsandbytes", int8, int8));
   EXPECT_FALSE(together("bitsandbytes", int8, other));
   PackScheme sparse = g64;
@@ -443,14 +450,17 @@ TEST(ContainerFormat, TheTableIsFoundByNameAndByConfiguration) {
   for (const ContainerFormat* format : container_formats()) {
     EXPECT_TRUE(names.insert(format->name()).second) << format->name();
     EXPECT_EQ(&container_format(format->name()), format);
-    const bool is_nf4 = format == &bitsandbytes_nf4_container();  // which shares its method
-    EXPECT_EQ(find_container(format->method(), is_nf4 ? R"({"load_in_4bit": true})" : "{}"), format);
+    // These share their methods with others.
+    const std::map<const ContainerFormat*, std::string> said = {
+        {&bitsandbytes_nf4_container(), R"({"load_in_4bit": true})"},
+        {&gptq_v2_container(), R"({"checkpoint_format": "gptq_v2"})"}};
+    EXPECT_EQ(find_container(format->method(), said.contains(format) ? said.at(format) : "{}"), format);
     EXPECT_FALSE(format->suffixes().empty());
   }
-  expect_error<std::invalid_argument>(
-      [] { container_format("gguf"); },
-      {"'gguf'", "'compressed-tensors'", "'awq-gemm'", "'bitsandbytes'", "'pare-int8'", "'pare-sparse24'"});
-  EXPECT_EQ(find_container("gptq", "{}"), nullptr);
+  expect_error<std::invalid_argument>([] { container_format("gguf"); },
+                                      {"'gguf'", "'compressed-tensors'", "'awq-gemm'", "'gptq'", "'gptq-v2'",
+                                       "'bitsandbytes'", "'pare-int8'", "'pare-sparse24'"});
+  EXPECT_EQ(find_container("quip", "{}"), nullptr);
   EXPECT_TRUE(compressed_tensors_container().unread_by(Engine::vllm, PackScheme{}).empty());
   EXPECT_FALSE(pare_int8_container().unread_by(Engine::vllm, PackScheme{}).empty());
   for (const Engine engine : {Engine::transformers, Engine::vllm, Engine::llama_cpp}) {

@@ -18,7 +18,9 @@
 #include "runtime/containers/awq_gemm.h"
 #include "runtime/containers/bitsandbytes_int8.h"
 #include "runtime/containers/compressed_tensors.h"
+#include "runtime/containers/gptq.h"
 #include "runtime/files/safetensors.h"
+#include "runtime/system/atomic_file.h"
 #include "runtime/system/sha256.h"
 #include "tests/expect_error.h"
 #include "tests/runtime/model/checkpoint_draft.h"
@@ -30,7 +32,7 @@ namespace {
 // --- Quantized checkpoints ---
 
 TEST_F(CheckpointTest, ForeignContainersAreRefusedByName) {
-  for (const char* method : {"gptq", "fp8", "quanto"}) {
+  for (const char* method : {"hqq", "fp8", "quanto"}) {
     Draft draft = tiny_llama();
     draft.config["quantization_config"] = {{"quant_method", method}, {"bits", 4}};
     expect_all_in(refusal(draft), {"config.json", method, "already quantized", "start from the original"});
@@ -262,6 +264,34 @@ TEST_F(Containers, AwqGemm) {
   damaged = draft;
   damaged.config.erase("quantization_config");
   expect_all_in(refusal(damaged), {".weight'", "missing", ".qweight"});
+}
+
+// Files of GPTQ and AWQ as early releases wrote them have their configuration beside config.json.
+TEST_F(Containers, EarlyGptqAndAwqHaveAConfigurationOfTheirOwn) {
+  for (const bool is_awq : {false, true}) {
+    Draft draft = tiny_llama();
+    std::map<std::string, QuantizedWeight> weights;
+    const PackScheme scheme{.bits = 4, .group_size = 8, .symmetric = !is_awq};
+    for (const std::string& module : linears()) {
+      weights[module] = weight_for(draft, module, scheme);
+      const PackScheme stated = gptq_container().adapted(scheme);
+      replace(draft, module,
+              is_awq ? pack_awq_gemm(weights[module], module)
+                     : gptq_container().store({.weight = weights[module]}, stated, module));
+    }
+    write(draft);
+    const char* const name = is_awq ? "quant_config.json" : "quantize_config.json";
+    expect_all_in(thrown_by([&] { Checkpoint::open(directory_); }), {".weight'", "missing"});
+    write_file_atomically(directory_ / name,
+                          is_awq ? R"({"zero_point": true, "q_group_size": 8, "w_bit": 4, "version": "GEMM"})"
+                                 : R"({"bits": 4, "group_size": 8, "desc_act": false, "sym": true})");
+    const Checkpoint checkpoint = Checkpoint::open(directory_);
+    EXPECT_EQ(checkpoint.quantization_method(), is_awq ? "awq" : "gptq");
+    expect_weights(checkpoint, weights);
+    write_file_atomically(directory_ / name, "[]");
+    expect_all_in(thrown_by([&] { Checkpoint::open(directory_); }), {name, "object"});
+    std::filesystem::remove(directory_ / name);
+  }
 }
 
 TEST_F(Containers, BitsAndBytesInt8) {

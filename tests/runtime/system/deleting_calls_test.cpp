@@ -65,6 +65,7 @@ const std::vector<DeletingCall>& allowed_calls() {
        "both names in a claimed folder, or in an artifact by 'card --write'; nothing has the new one"},
       {"compress/report/source_card.cpp", "fs::rename(artifact / kCardName, free);",
        "the same, and nothing has the new name"},
+      {"compress/export/export_model.cpp", "fs::remove_all(directory / kLayers);", claimed},
       {"compress/run/derive_student.cpp", "std::filesystem::remove_all(artifact.artifact_directory());", claimed},
       {"compress/train/training_state.cpp", "if (path.extension() == \".safetensors\" || runtime::is_temporary_name(",
        claimed},

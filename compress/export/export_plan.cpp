@@ -1,0 +1,244 @@
+#include "compress/export/export_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <stdexcept>
+
+#include "quant/options.h"
+#include "runtime/containers/awq_gemm.h"
+#include "runtime/containers/bitsandbytes_int8.h"
+#include "runtime/containers/bitsandbytes_nf4.h"
+#include "runtime/containers/container_table.h"
+#include "runtime/containers/gptq.h"
+
+namespace pare::compress {
+namespace {
+
+using runtime::PackScheme;
+
+constexpr std::array<ExportFormat, 8> kFormats = {
+    {{.name = runtime::kCompressedTensors, .container = runtime::kCompressedTensors},
+     {.name = runtime::kGptq, .container = runtime::kGptq},
+     {.name = runtime::kGptqV2, .container = runtime::kGptqV2},
+     {.name = runtime::kAwqGemm, .container = runtime::kAwqGemm},
+     // NF4 has a container of its own under the same method: container_of.
+     {.name = runtime::kBitsAndBytes, .container = runtime::kBitsAndBytes},
+     {.name = "nvfp4", .container = runtime::kCompressedTensors, .code = &runtime::kNvfp4Code},
+     {.name = "mxfp4", .container = runtime::kCompressedTensors, .code = &runtime::kMxfp4Code},
+     {.name = "dense", .container = ""}}};
+
+const runtime::ContainerFormat& container_of(const ExportFormat& format, const PackScheme& from) {
+  const bool is_bitsandbytes = format.container == runtime::kBitsAndBytes;
+  // LLM.int8 rounds inputs by its rule. Weights whose inputs are not rounded so fit NF4.
+  if (is_bitsandbytes && !from.input.has_outliers()) return runtime::bitsandbytes_nf4_container();
+  return runtime::container_format(format.container);
+}
+
+// Returns the scheme under which the container holds the very codes; nullopt, with the reason, if it does not.
+std::optional<PackScheme> same_codes(const PackScheme& from, const ExportFormat& format,
+                                     const runtime::LinearDescription& linear, bool is_linear, std::string& reason) {
+  if (from.is_dense()) {
+    reason = "its weight is no code";
+    return std::nullopt;
+  }
+  if (format.code != nullptr && from.code != format.code) {
+    reason = "it holds " + runtime::code_name(from.code, from.bits);
+    return std::nullopt;
+  }
+  const runtime::ContainerFormat& container = container_of(format, from);
+  PackScheme wanted = from;
+  if (!container.packs(from.pattern)) wanted.pattern = {};
+  PackScheme stated = container.adapted(wanted);
+  runtime::Acceptance accepted = container.accepts(stated, linear.num_out, linear.num_in);
+  // Whole numbers fit into more bits. A container of one width takes all that are narrower.
+  for (const int bits : {3, 4, 8}) {
+    if (accepted || !from.is_integer() || bits <= from.bits) continue;
+    PackScheme wider = stated;
+    wider.bits = bits;
+    const runtime::Acceptance fits = container.accepts(wider, linear.num_out, linear.num_in);
+    if (!fits) continue;
+    stated = wider;
+    accepted = fits;
+  }
+  const runtime::StoredModule module{linear.name, stated, is_linear};
+  if (accepted) accepted = container.accepts_together({&module, 1});
+  reason = accepted.reason;
+  return accepted ? std::optional(stated) : std::nullopt;
+}
+
+int64_t group_that_fits(int64_t wanted, int64_t num_in) {
+  if (wanted != runtime::kPerChannel && num_in % wanted == 0) {
+    const auto& sizes = quant::kGroupSizes;
+    if (std::ranges::find(sizes, wanted) != sizes.end()) return wanted;
+  }
+  for (const int64_t size : {int64_t{128}, int64_t{64}, int64_t{32}}) {
+    if (num_in % size == 0) return size;
+  }
+  return runtime::kPerChannel;
+}
+
+// Returns the scheme of the nearest codes of the format, or nullopt with the reason.
+std::optional<PackScheme> other_codes(const PackScheme& from, const ExportFormat& format,
+                                      const runtime::LinearDescription& linear, bool is_linear, std::string& reason) {
+  const runtime::ContainerFormat& container = container_of(format, from);
+  const runtime::WeightCode* code = format.code;
+  if (code == nullptr && container.name() == runtime::kBitsAndBytesNf4) code = &runtime::kNf4Code;
+  if (code == nullptr) code = &runtime::kIntegerCode;
+  std::vector<int> widths = {code->width()};
+  std::vector<int64_t> groups = {code->block};
+  if (code->is_integer()) widths = {from.is_integer() ? from.bits : from.bits > 4 ? 8 : 4, 4, 8};
+  if (code->block == 0) groups = {group_that_fits(from.group_size, linear.num_in), 64, 128, 32, runtime::kPerChannel};
+  for (const int bits : widths) {
+    for (const int64_t group_size : groups) {
+      const PackScheme stated =
+          container.adapted({.code = code, .bits = bits, .group_size = group_size, .input = from.input});
+      runtime::Acceptance accepted = container.accepts(stated, linear.num_out, linear.num_in);
+      const runtime::StoredModule module{linear.name, stated, is_linear};
+      if (accepted) accepted = container.accepts_together({&module, 1});
+      if (accepted) return stated;
+      reason = accepted.reason;
+    }
+  }
+  return std::nullopt;
+}
+
+// Decides for a layer that is stored as `from`. Without codes that fit, inputs stay as they are first, and are not
+// rounded next.
+LayerExport plan_layer(const runtime::LinearDescription& linear, bool is_linear, const PackScheme& from,
+                       const ExportFormat& format) {
+  LayerExport layer{.linear = linear, .is_linear = is_linear, .from = from};
+  if (format.container.empty() || from.is_dense()) {
+    layer.passage = from.is_dense() ? Passage::unchanged : Passage::decoded;
+    layer.drops_input_rounding = !from.input.is_plain();
+    layer.reason = "dense weights have no codes";
+    // A dense weight with rounded inputs.
+    if (from.is_dense() && !format.container.empty()) {
+      std::string ignored;
+      PackScheme stated = runtime::container_format(format.container).adapted(from);
+      stated.pattern = {};
+      if (!stated.is_plain() && runtime::container_format(format.container).accepts(stated)) {
+        layer.to = stated;
+        layer.drops_input_rounding = false;
+      }
+    }
+    return layer;
+  }
+  PackScheme plain = from;
+  plain.input = {};
+  for (const PackScheme& source : {from, plain}) {
+    std::string reason;
+    const auto same = same_codes(source, format, linear, is_linear, reason);
+    if (layer.reason.empty()) layer.reason = reason;
+    if (same) {
+      layer.to = same;
+      layer.passage = Passage::codes;
+      layer.drops_input_rounding = source.input != from.input;
+      return layer;
+    }
+  }
+  for (const PackScheme& source : {from, plain}) {
+    std::string reason;
+    layer.to = other_codes(source, format, linear, is_linear, reason);
+    if (!layer.to) continue;
+    layer.passage = Passage::rounded;
+    layer.drops_input_rounding = source.input != from.input;
+    return layer;
+  }
+  layer.passage = Passage::decoded;
+  layer.drops_input_rounding = !from.input.is_plain();
+  return layer;
+}
+
+// Returns whether the zeros of every asymmetric layer are those of a symmetric one, as in files of AWQ, which always
+// state zeros. Reads them all.
+bool has_symmetric_zeros(const runtime::Checkpoint& source) {
+  for (const runtime::LinearDescription& linear : runtime::stored_linears(source)) {
+    const std::optional<PackScheme> scheme = source.stored_scheme(linear);
+    if (!scheme || !scheme->is_integer() || scheme->symmetric) continue;
+    const runtime::LinearWeights read = source.linear(linear);
+    source.drop_pages(linear);
+    const auto& weight = std::get<runtime::QuantizedWeight>(read.weight);
+    const int middle = weight.code->zero_code(weight.bits);
+    if (!std::ranges::all_of(weight.zeros_OG, [&](uint8_t zero) { return zero == middle; })) return false;
+  }
+  return true;
+}
+
+void require_lossless(const LayerExport& layer, const ExportFormat& format) {
+  if (layer.passage != Passage::codes && layer.passage != Passage::unchanged) {
+    throw std::invalid_argument("--lossless: layer '" + layer.linear.name + "': its codes do not pass to " +
+                                std::string(format.name) + ": " + layer.reason +
+                                ": take another format, or leave --lossless out");
+  }
+  if (layer.drops_input_rounding) {
+    throw std::invalid_argument("--lossless: layer '" + layer.linear.name + "': its inputs are rounded (" +
+                                runtime::input_format_name(layer.from->input) + "), which " + std::string(format.name) +
+                                " does not hold: take another format, or leave --lossless out");
+  }
+}
+
+void require_together(const std::vector<LayerExport>& layers, const ExportFormat& format) {
+  std::vector<runtime::StoredModule> modules;
+  for (const LayerExport& layer : layers) {
+    if (layer.to) modules.push_back({layer.linear.name, *layer.to, layer.is_linear});
+  }
+  if (modules.empty()) return;
+  const auto& container = runtime::container_format(modules.front().scheme.container);
+  if (const runtime::Acceptance accepted = container.accepts_together(modules); !accepted) {
+    throw std::invalid_argument("--format " + std::string(format.name) + ": " + accepted.reason +
+                                ": take another format, such as compressed-tensors");
+  }
+}
+
+}  // namespace
+
+std::span<const ExportFormat> folder_formats() {
+  return kFormats;
+}
+
+const ExportFormat* find_folder_format(std::string_view name) {
+  const auto found = std::ranges::find(kFormats, name, &ExportFormat::name);
+  return found == kFormats.end() ? nullptr : &*found;
+}
+
+std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const ExportFormat& format, bool lossless) {
+  std::vector<LayerExport> layers;
+  std::set<std::string> tables;
+  if (!source.is_encoder()) {
+    tables.insert(source.embedding().name);
+    if (source.description().has_learned_positions()) tables.insert(source.description().position_table.name);
+  }
+  bool is_compressed = false, is_symmetric = false;
+  for (const runtime::LinearDescription& linear : runtime::stored_linears(source)) {
+    const std::optional<PackScheme> from = source.stored_scheme(linear);
+    if (!from || from->is_plain()) {
+      layers.push_back({.linear = linear, .is_linear = !tables.contains(linear.name)});
+      continue;
+    }
+    if (!is_compressed) is_symmetric = has_symmetric_zeros(source);
+    is_compressed = true;
+    PackScheme stated = *from;
+    if (is_symmetric && stated.is_integer()) stated.symmetric = true;
+    layers.push_back(plan_layer(linear, !tables.contains(linear.name), stated, format));
+    if (lossless) require_lossless(layers.back(), format);
+  }
+  if (!is_compressed && !format.container.empty()) {
+    throw std::invalid_argument("'" + source.directory().string() +
+                                "' holds no compressed layers, and a folder format holds what a recipe makes: write a "
+                                "recipe with 'container: " +
+                                std::string(format.container) + "' and call 'pare run' ('pare recipes' lists passes)");
+  }
+  const auto is_decoded = [](const LayerExport& layer) { return layer.from && !layer.to; };
+  if (!format.container.empty() &&
+      std::ranges::all_of(layers, [&](const auto& layer) { return is_decoded(layer) || !layer.from; })) {
+    const auto first = std::ranges::find_if(layers, is_decoded);
+    throw std::invalid_argument("--format " + std::string(format.name) + ": it holds none of the layers: '" +
+                                first->linear.name + "': " + first->reason +
+                                ": take another format, or dense for the decoded weights");
+  }
+  require_together(layers, format);
+  return layers;
+}
+
+}  // namespace pare::compress

@@ -1,0 +1,51 @@
+// What becomes of each layer of a checkpoint that is exported to another format: its codes pass as they are where the
+// format holds them; else the weight is rounded anew, or decoded.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/format/stored_scheme.h"
+#include "runtime/model/checkpoint.h"
+
+namespace pare::compress {
+
+// A folder format that --format names.
+struct ExportFormat {
+  std::string_view name;                      // "awq-gemm"
+  std::string_view container;                 // ContainerFormat::name(); "": dense weights
+  const runtime::WeightCode* code = nullptr;  // that every compressed layer gets; null: that of its own
+};
+// Returns the formats that are folders, in the order of the help.
+std::span<const ExportFormat> folder_formats();
+// Returns the format of that name, or null.
+const ExportFormat* find_folder_format(std::string_view name);
+
+// What an export does with a layer's values.
+enum class Passage {
+  unchanged,  // a dense weight stays as it is
+  codes,      // codes and scales pass; every value stays the same
+  rounded,    // other codes: the nearest ones in the format
+  decoded     // a dense weight in the model's type
+};
+
+struct LayerExport {
+  runtime::LinearDescription linear;
+  bool is_linear = true;  // false: an embedding
+  Passage passage = Passage::unchanged;
+  // nullopt: dense. Where the zeros of all layers are those of symmetric ones, `from` says so.
+  std::optional<runtime::PackScheme> from = {}, to = {};
+  bool drops_input_rounding = false;  // the source rounds this layer's inputs, the format does not
+  std::string reason = {};            // why the codes do not pass
+};
+
+// Decides for every linear, the embedding and the head. Of values only zeros are read.
+// Throws std::invalid_argument for a checkpoint without compressed layers (unless the format is dense), for a format
+// that holds none of them, and for layers that one file of it cannot hold together. With `lossless` it throws for the
+// first layer whose codes do not pass: layer, reason, what to do.
+std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const ExportFormat& format, bool lossless);
+
+}  // namespace pare::compress

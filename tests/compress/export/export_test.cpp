@@ -1,0 +1,234 @@
+// `pare export`: models that pass from one format to another. The oracle is the source itself, read by a path that the
+// export does not take, or bytes that come back equal.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "runtime/containers/container_table.h"
+#include "runtime/model/checkpoint.h"
+#include "runtime/system/atomic_file.h"
+#include "runtime/system/json_text.h"
+#include "tests/compress/run_pare.h"
+
+namespace pare::test {
+using namespace runtime;
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+class Export : public testing::Test {
+ protected:
+  fs::path at(const std::string& name) const { return folder_ / name; }
+  std::string bytes(const std::string& name) const { return read_text_file(at(name)); }
+
+  // Runs a recipe on a golden model.
+  void make(const std::string& name, const std::string& out, const std::string& recipe) {
+    write_text(at("r.yaml"), "model: " + family(name).string() + "\n" + recipe);
+    const Outcome run = run_pare({"run", at("r.yaml").string(), "--out", at(out).string(), "--quiet"});
+    ASSERT_EQ(run.status, 0) << run.err;
+  }
+  Outcome exported(const std::string& from, const std::string& to, const std::string& format,
+                   const std::string& option = "") {
+    std::vector<std::string> words = {"export", at(from).string(), at(to).string(), "--format", format, "--json"};
+    if (!option.empty()) words.push_back(option);
+    return run_pare(words);
+  }
+  Json export_to(const std::string& from, const std::string& to, const std::string& format,
+                 const std::string& option = "") {
+    const Outcome outcome = exported(from, to, format, option);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(run_pare({"verify", at(to).string()}).status, 0);
+    return outcome.status == 0 ? Json::parse(outcome.out) : Json();
+  }
+  void refused(const std::string& from, const std::string& format, std::initializer_list<std::string> words,
+               const std::string& option = "") {
+    const Outcome outcome = exported(from, "refused", format, option);
+    EXPECT_EQ(outcome.status, 1) << outcome.out;
+    EXPECT_TRUE(outcome.out.empty());
+    for (const std::string& word : words) EXPECT_NE(outcome.err.find(word), std::string::npos) << outcome.err;
+    EXPECT_FALSE(fs::exists(at("refused")));
+    EXPECT_FALSE(fs::exists(at("refused.partial")));
+  }
+
+  // W by rows, from the codes: no effective weights, no comparison of the export.
+  static std::vector<float> weight(const Checkpoint& checkpoint, const LinearDescription& linear) {
+    std::vector<float> values(static_cast<size_t>(linear.num_out * linear.num_in));
+    weight_rows(checkpoint.linear(linear), 0, linear.num_out, values);
+    return values;
+  }
+  TemporaryFolder folder_{"export"};
+};
+
+int64_t count(const Json& result, const std::string& passage) {
+  int64_t number = 0;
+  for (const Json& layer : result.at("layers")) number += layer.at("passage") == passage;
+  return number;
+}
+
+// From compressed-tensors to GPTQ to AWQ and back the files are the same bytes: codes, scales and configuration.
+TEST_F(Export, SymmetricCodesComeBackByteForByte) {
+  for (const char* group_size : {"32", "64", "-1"}) {
+    SCOPED_TRACE(group_size);
+    const std::string name = std::string("g") + group_size + "-";
+    make("llama_gqa_untied", name + "ct",
+         "passes:\n  - rtn: {bits: 4, group_size: " + std::string(group_size) +
+             "}\n    layers: {exclude: [\"*.down_proj\"]}\n");
+    std::string from = name + "ct";
+    for (const char* format : {"gptq", "gptq-v2", "awq-gemm", "gptq", "compressed-tensors"}) {
+      const std::string to = from + "-" + format;
+      const Json result = export_to(from, to, format, "--lossless");
+      EXPECT_EQ(count(result, "codes and scales unchanged"), 12) << result;
+      EXPECT_EQ(count(result, "unchanged"), 4);
+      for (const Json& layer : result["layers"]) EXPECT_EQ(layer["same_values"], true) << layer;
+      from = to;
+    }
+    for (const char* file : {"model.safetensors", "config.json"}) {
+      EXPECT_EQ(bytes(from + "/" + file), bytes(name + "ct/" + file)) << file;
+    }
+  }
+}
+
+// Every width that GPTQ holds, its second version with zeros, and mixed schemes.
+TEST_F(Export, GptqHoldsEveryWidthAndMixedSchemes) {
+  make(
+      "qwen2_biases_tied", "ct",
+      "passes:\n  - rtn: {bits: 4, group_size: 32, symmetric: false}\n    layers: {override: {\"*.up_proj\": {bits: 8, "
+      "group_size: -1}, \"*.o_proj\": {bits: 3}, \"*.q_proj\": {bits: 2, symmetric: true}}}\n");
+  refused("ct", "gptq", {"--lossless", "zeros of 0", "gptq-v2"}, "--lossless");
+  const Json result = export_to("ct", "v2", "gptq-v2", "--lossless");
+  export_to("v2", "back", "compressed-tensors", "--lossless");
+  const Checkpoint source = Checkpoint::open(at("ct")), v2 = Checkpoint::open(at("v2")),
+                   back = Checkpoint::open(at("back"));
+  for (const LinearDescription& linear : stored_linears(source)) {
+    EXPECT_EQ(weight(v2, linear), weight(source, linear)) << linear.name;
+    EXPECT_EQ(weight(back, linear), weight(source, linear)) << linear.name;
+    EXPECT_EQ(back.stored_scheme(linear), source.stored_scheme(linear)) << linear.name;
+  }
+  EXPECT_EQ(bytes("back/config.json"), bytes("ct/config.json"));
+  // What was made runs, with the perplexity of the source.
+  const auto perplexity = [&](const std::string& name) {
+    const Outcome outcome =
+        run_pare({"eval", at(name).string(), "--text", (family("qwen2_biases_tied") / "ids.npy").string(), "--json"});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return Json::parse(outcome.out).at("perplexity");
+  };
+  EXPECT_EQ(perplexity("v2"), perplexity("ct"));
+}
+
+// AWQ has 4 bits alone, which hold narrower codes too.
+TEST_F(Export, NarrowCodesFitIntoWiderOnes) {
+  make("llama_gqa_untied", "ct", "passes:\n  - rtn: {bits: 3, group_size: 32}\n");
+  const Json result = export_to("ct", "awq", "awq-gemm", "--lossless");
+  EXPECT_EQ(count(result, "codes and scales unchanged"), 14);
+  const Checkpoint source = Checkpoint::open(at("ct")), awq = Checkpoint::open(at("awq"));
+  for (const LinearDescription& linear : stored_linears(source)) {
+    EXPECT_EQ(weight(awq, linear), weight(source, linear)) << linear.name;
+  }
+}
+
+// Other codes are rounded: the error printed is the distance between the two weights, computed here.
+TEST_F(Export, OtherCodesAreRoundedAndTheErrorIsNamed) {
+  make("llama_gqa_untied", "nf4",
+       "container: bitsandbytes-nf4\npasses:\n  - rtn: {code: nf4, group_size: 64}\n    "
+       "layers: {exclude: [\"*.down_proj\"]}\n");
+  refused("nf4", "gptq", {"--lossless", "q_proj", "nf4", "leave --lossless out"}, "--lossless");
+  refused("nf4", "dense", {"--lossless"}, "--lossless");
+  for (const char* format : {"gptq", "nvfp4", "dense"}) {
+    SCOPED_TRACE(format);
+    const Json result = export_to("nf4", format, format);
+    const Checkpoint source = Checkpoint::open(at("nf4")), written = Checkpoint::open(at(format));
+    EXPECT_EQ(written.is_quantized(), std::string(format) != "dense");
+    std::map<std::string, double> errors;
+    for (const Json& layer : result["layers"]) errors[layer["name"]] = layer["relative_error"];
+    for (const LinearDescription& linear : stored_linears(source)) {
+      const std::vector<float> before = weight(source, linear), after = weight(written, linear);
+      double error = 0.0, norm = 0.0;
+      for (size_t i = 0; i < before.size(); ++i) {
+        error += std::pow(static_cast<double>(before[i]) - after[i], 2);
+        norm += std::pow(static_cast<double>(before[i]), 2);
+      }
+      EXPECT_NEAR(errors.at(linear.name), std::sqrt(error / norm), 1e-12) << linear.name;
+      // 16 levels of a normal weight are a tenth or so apart; the model's own type rounds at 2^-9 or finer.
+      EXPECT_LT(errors.at(linear.name), std::string(format) == "dense" ? 0x1p-9 : 0.2) << linear.name;
+    }
+  }
+}
+
+TEST_F(Export, WhatAFormatCannotDoIsSaid) {
+  make("llama_gqa_untied", "w8a8", "passes:\n  - rtn: {bits: 8, group_size: -1, activations: int8}\n");
+  refused("w8a8", "gptq", {"--lossless", "inputs are rounded", "gptq does not hold"}, "--lossless");
+  const Json result = export_to("w8a8", "gptq", "gptq");
+  EXPECT_EQ(result["events"].size(), 14u);
+  EXPECT_NE(result["events"][0].get<std::string>().find("no longer rounded"), std::string::npos);
+  EXPECT_EQ(count(result, "codes and scales unchanged"), 14) << result;
+  // A dense source has no codes, and one that is in the way stays.
+  write_text(at("r.yaml"), "");
+  Outcome outcome = run_pare({"export", family("llama_gqa_untied").string(), at("x").string(), "--format", "gptq"});
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.err.find("no compressed layers"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("container: gptq"), std::string::npos) << outcome.err;
+  fs::create_directory(at("there"));
+  write_text(at("there/mine"), "mine");
+  outcome = exported("w8a8", "there", "gptq");
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_EQ(bytes("there/mine"), "mine");
+  fs::create_directory(at("y.partial"));
+  write_text(at("y.partial/mine"), "mine");
+  outcome = exported("w8a8", "y", "gptq");
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_EQ(bytes("y.partial/mine"), "mine");
+  outcome = exported("w8a8", "z", "gguf4");
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_NE(outcome.err.find("awq-gemm"), std::string::npos) << outcome.err;
+  make("llama_gqa_untied", "mixed",
+       "passes:\n  - rtn: {bits: 4, group_size: 32}\n    layers: {override: {\"*.up_proj\": {group_size: 64}}}\n");
+  refused("mixed", "awq-gemm", {"one group size", "up_proj", "compressed-tensors"});
+}
+
+// Killed at any rename, it leaves no output, and the next call makes the same bytes.
+TEST_F(Export, AKilledExportLeavesNothingInTheWay) {
+  make("llama_gqa_untied", "ct", "passes:\n  - rtn: {bits: 4, group_size: 32}\n");
+  export_to("ct", "whole", "gptq");
+  const std::vector<std::string> words = {"export", at("ct").string(), at("out").string(), "--format", "gptq"};
+  const TracedOutcome counted = run_pare_traced(words, -1);
+  ASSERT_EQ(counted.outcome.status, 0) << counted.outcome.err;
+  EXPECT_EQ(promised_files(at("out")), promised_files(at("whole")));
+  std::vector<int> renames;
+  for (size_t i = 0; i < counted.names.size(); ++i) {
+    if (counted.names[i].starts_with("rename")) renames.push_back(static_cast<int>(i));
+  }
+  ASSERT_GE(renames.size(), 5u);
+  for (const size_t chosen : {size_t{0}, renames.size() / 2, renames.size() - 2, renames.size() - 1}) {
+    fs::remove_all(at("out"));
+    EXPECT_NE(run_pare_traced(words, renames[chosen]).outcome.status, 0);
+    EXPECT_FALSE(fs::exists(at("out")));
+    EXPECT_EQ(run_pare(words).status, 0);
+    EXPECT_EQ(promised_files(at("out")), promised_files(at("whole")));
+    EXPECT_FALSE(fs::exists(at("out.partial")));
+  }
+}
+
+// Mixtures, transposed weights, an encoder, a quantized table.
+TEST_F(Export, EveryKindOfModelPasses) {
+  const std::string rounding = "passes:\n  - rtn: {bits: 4, group_size: 32}\n";
+  for (const char* name :
+       {"mixtral_experts", "gpt2_transposed", "qwen3_moe_fused", "gpt_oss_moe_stacks"}) {
+    SCOPED_TRACE(name);
+    make(name, std::string(name) + "-ct",
+         std::string(name) == "gpt_oss_moe_stacks" ? "passes:\n  - rtn: {bits: 4, group_size: -1}\n" : rounding);
+    export_to(std::string(name) + "-ct", std::string(name) + "-gptq", "gptq", "--lossless");
+    export_to(std::string(name) + "-gptq", std::string(name) + "-back", "compressed-tensors", "--lossless");
+    EXPECT_EQ(bytes(std::string(name) + "-back/model.safetensors"), bytes(std::string(name) + "-ct/model.safetensors"));
+    EXPECT_EQ(bytes(std::string(name) + "-back/config.json"), bytes(std::string(name) + "-ct/config.json"));
+  }
+  make("llama_gqa_untied", "table", rounding + "head: {bits: 8}\n");
+  const Json result = export_to("table", "table-gptq", "gptq");
+  EXPECT_EQ(count(result, "decoded"), 1) << result;  // GPTQ holds no table
+  EXPECT_EQ(count(result, "codes and scales unchanged"), 15) << result;
+}
+
+}  // namespace
+}  // namespace pare::test
