@@ -1,5 +1,6 @@
 #include "compress/export/export_command.h"
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -9,6 +10,7 @@
 #include "compress/export/export_model.h"
 #include "compress/run/torch_errors.h"
 #include "runtime/commands/command_parts.h"
+#include "runtime/export/export_gguf.h"
 #include "runtime/system/partial_output.h"
 #include "runtime/system/private_files.h"
 #include "runtime/system/visible_text.h"
@@ -18,29 +20,111 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-void run_export(const runtime::Arguments& arguments, runtime::Console& console) {
-  const Clock::time_point start = Clock::now();
-  const std::filesystem::path output = runtime::output_place(arguments.positional(1));
-  ExportOptions options{.format = find_folder_format(arguments.text("format")), .lossless = arguments.flag("lossless")};
-  runtime::PartialOutput::check_is_free(output, runtime::PartialOutput::Leftovers::stay);
-  runtime::keep_as_private_as({std::filesystem::path(arguments.positional(0))}, output);
-  runtime::NamedModel model(arguments.positional(0), true, "", console);
-  plan_export(model.described(), *options.format, options.lossless);  // what is refused is refused before the weights
+struct Written {
+  std::string format;
+  int64_t num_bytes = 0;
+  std::vector<std::string> lines, events;
+  nlohmann::ordered_json json;
+};
+
+Written write_folder(runtime::NamedModel& model, const std::filesystem::path& output, const ExportFormat& format,
+                     bool lossless, runtime::Console& console) {
+  const ExportOptions options{.format = &format, .lossless = lossless};
+  plan_export(model.described(), format, lossless);  // what is refused is refused before the weights
   ExportResult result;
   with_own_errors([&] {
     result = export_model(model.whole(), output, options, console.progress());
     return std::string();
   });
-  console.report() << runtime::visible_line(output.string()) << ": " << options.format->name << ", "
-                   << runtime::format_bytes(result.num_bytes) << '\n';
-  for (const std::string& line : export_lines(result, *options.format))
-    console.report() << "  " << runtime::visible_line(line) << '\n';
-  for (const std::string& event : result.events) console.progress().print("event: " + event);
-  nlohmann::ordered_json json = runtime::parse_ordered_json(export_json(result, *options.format), "the export");
-  json["output"] = output.string();
-  json["bytes"] = result.num_bytes;
-  json["seconds"] = std::chrono::duration<double>(Clock::now() - start).count();
-  console.set_result(runtime::dump(json));
+  return {std::string(format.name), result.num_bytes, export_lines(result, format), result.events,
+          runtime::parse_ordered_json(export_json(result, format), "the export")};
+}
+
+std::string type_name(runtime::GgufType type) {
+  return std::string(runtime::gguf_block(static_cast<uint32_t>(type)).name);
+}
+
+// Says of each type and way what its tensors are.
+std::vector<std::string> gguf_lines(const runtime::GgufExport& result) {
+  struct Kind {
+    std::string name;
+    int64_t num_tensors = 0;
+    double largest_error = 0.0;
+    std::string worst = {};
+  };
+  std::vector<Kind> kinds;
+  for (const runtime::GgufExportedTensor& tensor : result.tensors) {
+    std::string name = type_name(tensor.type);
+    if (tensor.keeps_codes) name += tensor.is_lossless ? ", codes and scales unchanged" : ", codes unchanged";
+    if (!tensor.why.empty()) name += " (" + tensor.why + ")";
+    auto kind = std::ranges::find(kinds, name, &Kind::name);
+    if (kind == kinds.end()) kind = kinds.insert(kinds.end(), {.name = name});
+    ++kind->num_tensors;
+    if (tensor.relative_error <= kind->largest_error) continue;
+    kind->largest_error = tensor.relative_error;
+    kind->worst = tensor.name;
+  }
+  std::vector<std::string> lines;
+  for (const Kind& kind : kinds) {
+    const std::string count = std::to_string(kind.num_tensors) + (kind.num_tensors == 1 ? " tensor: " : " tensors: ");
+    lines.push_back(count + kind.name +
+                    (kind.largest_error > 0.0 ? ", " + error_text(kind.largest_error, kind.worst)
+                                              : ", every value is the source's"));
+  }
+  return lines;
+}
+
+Written write_gguf(runtime::NamedModel& model, const std::filesystem::path& output, const runtime::GgufFormat& format,
+                   bool lossless, runtime::Console& console) {
+  runtime::plan_gguf_export(model.described(), format);  // what is refused is refused before the weights
+  const auto progress = runtime::stage(console, "export", "tensors");
+  const runtime::GgufExport result = runtime::export_gguf(
+      model.whole(), output, format, {.lossless = lossless, .progress = [&](int64_t done, int64_t total) {
+                                        progress(static_cast<double>(done), total);
+                                      }});
+  Written written{std::string(format.name) + " in GGUF (" + result.architecture + ")",
+                  result.num_bytes,
+                  gguf_lines(result),
+                  result.notes,
+                  {}};
+  nlohmann::ordered_json& json = written.json;
+  json["format"] = format.name;
+  json["architecture"] = result.architecture;
+  json["relative_error"] = result.relative_error;
+  json["tensors"] = nlohmann::ordered_json::array();
+  for (const runtime::GgufExportedTensor& tensor : result.tensors) {
+    json["tensors"].push_back({{"name", tensor.name},
+                               {"shape", tensor.shape},
+                               {"type", type_name(tensor.type)},
+                               {"why", tensor.why},
+                               {"keeps_codes", tensor.keeps_codes},
+                               {"same_values", tensor.is_lossless},
+                               {"relative_error", tensor.relative_error},
+                               {"bytes", tensor.num_bytes}});
+  }
+  json["events"] = result.notes;
+  return written;
+}
+
+void run_export(const runtime::Arguments& arguments, runtime::Console& console) {
+  const Clock::time_point start = Clock::now();
+  const std::filesystem::path output = runtime::output_place(arguments.positional(1));
+  const std::string& name = arguments.text("format");
+  const bool lossless = arguments.flag("lossless");
+  runtime::PartialOutput::check_is_free(output, runtime::PartialOutput::Leftovers::stay);
+  runtime::keep_as_private_as({std::filesystem::path(arguments.positional(0))}, output);
+  runtime::NamedModel model(arguments.positional(0), true, "", console);
+  const ExportFormat* const folder = find_folder_format(name);
+  Written written = folder != nullptr ? write_folder(model, output, *folder, lossless, console)
+                                      : write_gguf(model, output, *runtime::find_gguf_format(name), lossless, console);
+  console.report() << runtime::visible_line(output.string()) << ": " << written.format << ", "
+                   << runtime::format_bytes(written.num_bytes) << '\n';
+  for (const std::string& line : written.lines) console.report() << "  " << runtime::visible_line(line) << '\n';
+  for (const std::string& event : written.events) console.progress().print("event: " + event);
+  written.json["output"] = output.string();
+  written.json["bytes"] = written.num_bytes;
+  written.json["seconds"] = std::chrono::duration<double>(Clock::now() - start).count();
+  console.set_result(runtime::dump(written.json));
 }
 
 }  // namespace
@@ -48,15 +132,17 @@ void run_export(const runtime::Arguments& arguments, runtime::Console& console) 
 runtime::Command export_command() {
   std::vector<std::string> formats;
   for (const ExportFormat& format : folder_formats()) formats.emplace_back(format.name);
+  for (const runtime::GgufFormat& format : runtime::gguf_formats()) formats.emplace_back(format.name);
   return {
       .name = "export",
       .summary = "Write a compressed model in another engine's format; codes that the format holds pass unchanged.",
       .positionals = {{"MODEL", "directory of a checkpoint, dense or compressed, or a .gguf file"},
-                      {"OUT", "directory to write; must not exist"}},
+                      {"OUT", "directory to write, or a .gguf file for the types of GGUF; must not exist"}},
       .options = {{.name = "format",
                    .kind = runtime::OptionKind::text,
                    .value_name = "NAME",
-                   .help = "the format to write",
+                   .help =
+                       "the format to write; gguf: a GGUF file with the smallest type that holds each layer's codes",
                    .required = true,
                    .choices = formats},
                   {.name = "lossless",

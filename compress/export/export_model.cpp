@@ -373,15 +373,19 @@ ExportResult export_model(const runtime::Checkpoint& source, const fs::path& out
   return Exporter(source, options, progress).write(output);
 }
 
+std::string error_text(double relative_error, const std::string& worst) {
+  char error[32];
+  std::snprintf(error, sizeof(error), "%.2e", relative_error);
+  return "relative error up to " + std::string(error) + " ('" + worst + "')";
+}
+
 std::vector<std::string> export_lines(const ExportResult& result, const ExportFormat& format) {
   std::vector<std::string> lines;
   for (const Kind& kind : kinds_of(result)) {
     std::string line =
         std::to_string(kind.num_layers) + (kind.num_layers == 1 ? " layer: " : " layers: ") + std::string(kind.name);
     if (kind.largest_error > 0.0) {
-      char error[32];
-      std::snprintf(error, sizeof(error), "%.2e", kind.largest_error);
-      line += ", relative error up to " + std::string(error) + " ('" + kind.worst + "')";
+      line += ", " + error_text(kind.largest_error, kind.worst);
     } else {
       line += ", every value read back is the source's";
     }

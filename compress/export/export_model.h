@@ -40,6 +40,8 @@ struct ExportResult {
 ExportResult export_model(const runtime::Checkpoint& source, const std::filesystem::path& output,
                           const ExportOptions& options, runtime::Progress& progress);
 
+// Returns "relative error up to 1.23e-03 ('LAYER')".
+std::string error_text(double relative_error, const std::string& worst);
 // Returns the lines that say what became of the layers, and a JSON object of the same.
 std::vector<std::string> export_lines(const ExportResult& result, const ExportFormat& format);
 std::string export_json(const ExportResult& result, const ExportFormat& format);

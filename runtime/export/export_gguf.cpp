@@ -1,13 +1,14 @@
 #include "runtime/export/export_gguf.h"
 
-#include <unistd.h>
-
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <optional>
 #include <stdexcept>
+#include <system_error>
 #include <utility>
 
 #include "runtime/chat/chat_template.h"
@@ -209,6 +210,30 @@ GgufExport describe(const Draft& draft) {
   return result;
 }
 
+// A folder in that of temporary files, of a name that nobody else has. A file of a known name could be a link that
+// somebody has left there.
+class PrivateFolder {
+ public:
+  PrivateFolder() {
+    std::string pattern = (fs::temp_directory_path() / "pare-export-XXXXXX").string();
+    if (::mkdtemp(pattern.data()) == nullptr) {
+      throw std::runtime_error("cannot make a folder like '" + pattern +
+                               "': " + std::generic_category().message(errno) + "; set TMPDIR");
+    }
+    path_ = pattern;
+  }
+  PrivateFolder(const PrivateFolder&) = delete;
+  PrivateFolder& operator=(const PrivateFolder&) = delete;
+  ~PrivateFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
 // The first tensor that would change is refused. Makes all of them, and writes none.
 void refuse_losses(const Checkpoint& checkpoint, const Draft& draft) {
   for (const PlannedGgufTensor& tensor : draft.planned) {
@@ -216,10 +241,11 @@ void refuse_losses(const Checkpoint& checkpoint, const Draft& draft) {
     const GgufLoss loss = make_gguf_tensor(checkpoint, tensor, {}, [](std::span<const std::byte>) {});
     if (loss.is_lossless) continue;
     const std::string& name = tensor.parts.front().name;
-    throw std::invalid_argument(
-        "'" + checkpoint.directory().string() + "': '" + name + "' would change: " + type_name(tensor.chosen.type) +
-        (loss.keeps_codes ? " holds its codes, but not its scales" : " does not hold it") + " (relative error " +
-        text_of(loss.relative_error()) + "): take another format ('gguf' takes the nearest types), or allow losses");
+    throw std::invalid_argument("'" + checkpoint.directory().string() + "': '" + name +
+                                "' would change: " + type_name(tensor.chosen.type) +
+                                (loss.keeps_codes ? " holds its codes, but not its scales" : " does not hold it") +
+                                " (relative error " + text_of(loss.relative_error()) +
+                                "): take another format ('gguf' takes the nearest types), or leave --lossless out");
   }
 }
 
@@ -227,15 +253,8 @@ void refuse_losses(const Checkpoint& checkpoint, const Draft& draft) {
 
 GgufExport plan_gguf_export(const Checkpoint& checkpoint, const GgufFormat& format) {
   Draft draft = make_draft(checkpoint, format);
-  const fs::path file = fs::temp_directory_path() / ("pare-export-" + std::to_string(::getpid()) + ".gguf");
-  struct Remover {
-    const fs::path& path;
-    ~Remover() {
-      std::error_code ignored;
-      fs::remove(path, ignored);
-    }
-  } const remover{file};
-  check_read_back(checkpoint, file, draft);
+  const PrivateFolder folder;
+  check_read_back(checkpoint, folder.path() / "draft.gguf", draft);
   return describe(draft);
 }
 

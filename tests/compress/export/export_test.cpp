@@ -11,6 +11,7 @@
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/json_text.h"
 #include "tests/compress/run_pare.h"
+#include "tests/places.h"
 
 namespace pare::test {
 using namespace runtime;
@@ -188,6 +189,35 @@ TEST_F(Export, WhatAFormatCannotDoIsSaid) {
   refused("mixed", "awq-gemm", {"one group size", "up_proj", "compressed-tensors"});
 }
 
+// Blocks of 32 with the same codes and float16 scales. The file's own tests are those of runtime/export.
+TEST_F(Export, GgufFilesHaveTheSameCodes) {
+  // A model with a tokenizer. Rows of 172 make no blocks.
+  make((fs::path(kSourceFolder) / "calibration_data/stories260k").string(), "ct",
+       "passes:\n  - rtn: {bits: 4, group_size: 32}\n    layers: {exclude: [\"*.down_proj\"]}\n");
+  export_to("ct", "gptq", "gptq", "--lossless");
+  for (const char* from : {"ct", "gptq"}) {
+    const Outcome outcome = exported(from, std::string(from) + ".gguf", "gguf", "--lossless");
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    int64_t num_kept = 0;
+    const Json result = Json::parse(outcome.out);
+    for (const Json& tensor : result.at("tensors")) {
+      EXPECT_EQ(tensor["same_values"], true) << tensor;
+      num_kept += tensor["type"] == "Q4_0" && tensor["keeps_codes"] == true;
+    }
+    EXPECT_EQ(num_kept, 30);  // of 5 blocks
+  }
+  // Their names differ, which are those of the folders.
+  const std::string first = bytes("ct.gguf"), second = bytes("gptq.gguf");
+  constexpr size_t kEnd = 100'000;
+  ASSERT_GT(first.size(), kEnd);
+  EXPECT_TRUE(first.substr(first.size() - kEnd) == second.substr(second.size() - kEnd));
+  EXPECT_EQ(run_pare({"inspect", at("ct.gguf").string()}).status, 0);
+  const Outcome again = exported("ct", "ct.gguf", "q8_0");
+  EXPECT_EQ(again.status, 1);
+  EXPECT_NE(again.err.find("exists"), std::string::npos) << again.err;
+  refused("ct", "q2_k", {"would change", "embed_tokens"}, "--lossless");
+}
+
 // Killed at any rename, it leaves no output, and the next call makes the same bytes.
 TEST_F(Export, AKilledExportLeavesNothingInTheWay) {
   make("llama_gqa_untied", "ct", "passes:\n  - rtn: {bits: 4, group_size: 32}\n");
@@ -214,8 +244,7 @@ TEST_F(Export, AKilledExportLeavesNothingInTheWay) {
 // Mixtures, transposed weights, an encoder, a quantized table.
 TEST_F(Export, EveryKindOfModelPasses) {
   const std::string rounding = "passes:\n  - rtn: {bits: 4, group_size: 32}\n";
-  for (const char* name :
-       {"mixtral_experts", "gpt2_transposed", "qwen3_moe_fused", "gpt_oss_moe_stacks"}) {
+  for (const char* name : {"mixtral_experts", "gpt2_transposed", "qwen3_moe_fused", "gpt_oss_moe_stacks"}) {
     SCOPED_TRACE(name);
     make(name, std::string(name) + "-ct",
          std::string(name) == "gpt_oss_moe_stacks" ? "passes:\n  - rtn: {bits: 4, group_size: -1}\n" : rounding);
