@@ -191,9 +191,9 @@ TEST_F(Export, WhatAFormatCannotDoIsSaid) {
 
 // Blocks of 32 with the same codes and float16 scales. The file's own tests are those of runtime/export.
 TEST_F(Export, GgufFilesHaveTheSameCodes) {
-  // A model with a tokenizer. Rows of 172 make no blocks.
+  // A model with a tokenizer. Rows of 172 make no blocks, and GPTQ packs no 172 outputs of 4 bits.
   make((fs::path(kSourceFolder) / "calibration_data/stories260k").string(), "ct",
-       "passes:\n  - rtn: {bits: 4, group_size: 32}\n    layers: {exclude: [\"*.down_proj\"]}\n");
+       "passes:\n  - rtn: {bits: 4, group_size: 32}\n    layers: {exclude: [\"*.mlp.*\"]}\n");
   export_to("ct", "gptq", "gptq", "--lossless");
   for (const char* from : {"ct", "gptq"}) {
     const Outcome outcome = exported(from, std::string(from) + ".gguf", "gguf", "--lossless");
@@ -204,7 +204,7 @@ TEST_F(Export, GgufFilesHaveTheSameCodes) {
       EXPECT_EQ(tensor["same_values"], true) << tensor;
       num_kept += tensor["type"] == "Q4_0" && tensor["keeps_codes"] == true;
     }
-    EXPECT_EQ(num_kept, 30);  // of 5 blocks
+    EXPECT_EQ(num_kept, 20);  // of 5 blocks
   }
   // Their names differ, which are those of the folders.
   const std::string first = bytes("ct.gguf"), second = bytes("gptq.gguf");
