@@ -50,6 +50,7 @@ class EvaluatedModels {
   Encoder& encoder();
   Encoder& reference_encoder();
   bool are_encoders() const { return model_.is_encoder(); }
+  const Checkpoint& checkpoint() const { return model_; }
   // The measurement does not need the model any more. It is dropped unless others follow.
   void release_model();
 
@@ -151,6 +152,9 @@ class EvaluationOptionsOf : public EvaluationOptions {
     return std::make_unique<Options>(static_cast<const Options&>(*this));
   }
 };
+
+// Evaluations share an option of `eval` if they have a field of the same name. It has one help.
+inline constexpr const char* kLimitHelp = "take the first N questions or documents, or all with 0";
 
 // kv_bits and attention_bits of evaluations that decode.
 void visit_bits(FieldVisitor& visit, AttentionBits& bits);

@@ -1,6 +1,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "runtime/evaluate/document_perplexity.h"
 #include "runtime/evaluate/embeddings.h"
 #include "runtime/evaluate/evaluation.h"
 #include "runtime/evaluate/instructions.h"
@@ -12,10 +13,10 @@ namespace {
 
 std::vector<const EvaluationRow*>& table() {
   static const EvaluationRow kPerplexity = perplexity_row(), kInstructions = instructions_row(),
-                             kEmbeddings = embeddings_row();
+                             kEmbeddings = embeddings_row(), kDocuments = documents_row();
   static const std::vector<EvaluationRow> kTasks = task_rows();
   static std::vector<const EvaluationRow*> rows = [] {
-    std::vector<const EvaluationRow*> all = {&kPerplexity, &kInstructions, &kEmbeddings};
+    std::vector<const EvaluationRow*> all = {&kPerplexity, &kInstructions, &kEmbeddings, &kDocuments};
     for (const EvaluationRow& task : kTasks) all.push_back(&task);
     return all;
   }();

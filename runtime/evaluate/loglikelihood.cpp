@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
-#include "runtime/evaluate/task_documents.h"
 #include "runtime/system/interrupt.h"
+#include "runtime/text/python_text.h"
 
 namespace pare::runtime {
 namespace {
@@ -28,11 +28,6 @@ std::string prefix_text(const Tokenizer& tokenizer) {
     if (const std::optional<std::string> token = named_token(tokenizer, name)) return *token;
   }
   return "";
-}
-
-// Special tokens are added unless the text begins with one that would be.
-std::vector<int32_t> encode_whole(const Tokenizer& tokenizer, const std::string& text, const std::string& prefix) {
-  return tokenizer.encode(text, prefix.empty() || !text.starts_with(prefix));
 }
 
 std::span<const int32_t> inputs_of(const ScoredTokens& text) {
@@ -81,6 +76,11 @@ int32_t prefix_token(const Tokenizer& tokenizer) {
   return *tokenizer.token_id(text);
 }
 
+std::vector<int32_t> encode_as_harness(const Tokenizer& tokenizer, std::string_view text) {
+  const std::string prefix = prefix_text(tokenizer);
+  return tokenizer.encode(text, prefix.empty() || !text.starts_with(prefix));
+}
+
 ScoredTokens encode_pair(const Tokenizer& tokenizer, std::string_view context, std::string_view continuation,
                          int64_t max_inputs) {
   ScoredTokens result;
@@ -91,10 +91,8 @@ ScoredTokens encode_pair(const Tokenizer& tokenizer, std::string_view context, s
     num_context = 1;
     if (result.ids.empty() || result.ids.front() != prefix) result.ids.insert(result.ids.begin(), prefix);
   } else {
-    const std::string prefix = prefix_text(tokenizer);
-    const std::string before(strip_end(context));
-    result.ids = encode_whole(tokenizer, std::string(context) + std::string(continuation), prefix);
-    num_context = encode_whole(tokenizer, before, prefix).size();
+    result.ids = encode_as_harness(tokenizer, std::string(context) + std::string(continuation));
+    num_context = encode_as_harness(tokenizer, strip_end(context)).size();
   }
   result.num_scored = static_cast<int64_t>(result.ids.size()) - static_cast<int64_t>(num_context);
   if (num_context == 0 || result.num_scored < 1) {

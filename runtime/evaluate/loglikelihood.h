@@ -25,6 +25,9 @@ struct ScoredTokens {
 // std::invalid_argument if the tokenizer names neither.
 int32_t prefix_token(const Tokenizer& tokenizer);
 
+// Returns a text's tokens with those that the tokenizer adds, unless the text begins with the prefix token itself.
+std::vector<int32_t> encode_as_harness(const Tokenizer& tokenizer, std::string_view text);
+
 // Tokenizes as the harness does. Blanks at the end of the context begin the continuation. Both are tokenized together,
 // with the tokens that the tokenizer adds. The continuation lies behind as many tokens as the context has alone. An
 // empty context is the prefix token. What exceeds max_inputs tokens, the last one not counted, is cut from the left.

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <numeric>
-#include <sstream>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -13,10 +11,8 @@
 #include "runtime/evaluate/token_source.h"
 #include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/system/interrupt.h"
-#include "runtime/system/json_text.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/progress.h"
-#include "runtime/system/visible_text.h"
 
 namespace pare::runtime {
 namespace {
@@ -44,6 +40,7 @@ struct WindowMeans {
   double nll = 0.0;
   double reference_nll = 0.0;
   double kl = 0.0;
+  double change = 0.0;     // of the targets' probabilities
   double agreement = 0.0;  // share of arg maxes equal to the reference's, or to the targets
 };
 
@@ -60,24 +57,49 @@ Estimate exponential(const Estimate& x) {
   return result;
 }
 
-double percentile(std::span<const float> sorted, double share) {
-  const double rank = share * static_cast<double>(sorted.size() - 1);
-  const auto below = static_cast<size_t>(rank);
-  const size_t above = std::min(below + 1, sorted.size() - 1);
-  const double weight = rank - static_cast<double>(below);
-  return (1.0 - weight) * static_cast<double>(sorted[below]) + weight * static_cast<double>(sorted[above]);
-}
-
 double mean(std::span<const float> values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
+// Windows are compared with a model that runs, or with what one gave earlier. Without a head they are not compared.
+class ReferenceStates {
+ public:
+  ReferenceStates(Transformer& model, const PerplexityComparison& with) : stored_(with.stored), live_(with.model) {
+    if (live_ != nullptr) {
+      head_ = &live_->head();
+    } else if (stored_ != nullptr) {
+      packed_head_ = stored_->pack_head(model.backend());
+      head_ = packed_head_.get();
+    }
+  }
+  bool exist() const { return head_ != nullptr; }
+  const PackedLinear& head() const { return *head_; }
+  int64_t width() const { return head_->num_in(); }
+  float softcap() const { return live_ != nullptr ? live_->description().logit_softcap : stored_->softcap(); }
+
+  // Gives the scored rows of windows [first, first + num) their hidden states; hidden_RE has rows for all positions.
+  void make(const ScoredWindows& data, int64_t first, int64_t num, std::span<const int32_t> ids, Backend& backend,
+            float* hidden_RE, const std::function<void(double)>& done) const {
+    if (live_ != nullptr) return live_->prefill_windows(ids, num, hidden_RE, done);
+    for (int64_t n = 0; n < num; ++n) {
+      stored_->upload(backend, first + n, hidden_RE + (n * data.windows.num_tokens + data.first_scored) * width());
+    }
+  }
+
+ private:
+  const StoredReference* stored_;
+  Transformer* live_;
+  const PackedLinear* head_ = nullptr;
+  std::unique_ptr<PackedLinear> packed_head_;
+};
+
 // Scores windows and keeps what the figures are made of.
 class Scorer {
  public:
-  Scorer(Transformer& model, Transformer* reference, const ScoredWindows& data)
+  Scorer(Transformer& model, const PerplexityComparison& with, const ScoredWindows& data)
       : model_(model),
-        reference_(reference),
+        reference_(model, with),
+        keep_(with.keep),
         data_(data),
         batch_windows_(windows_at_once(data)),
         hidden_RD_(
@@ -86,10 +108,10 @@ class Scorer {
         reference_nll_(nll_.size()),
         same_top1_(nll_.size()) {
     means_.reserve(static_cast<size_t>(data.windows.num_windows));
-    if (reference == nullptr) return;
-    reference_hidden_RE_ =
-        reference->backend().allocate(batch_windows_ * data.windows.num_tokens * reference->description().hidden_size);
+    if (!reference_.exist()) return;
+    reference_hidden_RE_ = model.backend().allocate(batch_windows_ * data.windows.num_tokens * reference_.width());
     kl_.reserve(static_cast<size_t>(data.windows.num_windows * data.predictions_per_window()));
+    change_.reserve(kl_.capacity());
   }
 
   // Scores the next batch and returns how many windows are done. `progress` is told how many windows' work is done.
@@ -100,16 +122,17 @@ class Scorer {
     const std::span ids = std::span(data_.windows.ids_NT)
                               .subspan(static_cast<size_t>(first * num_tokens), static_cast<size_t>(num * num_tokens));
     // A pass through a model and a pass of a head over the vocabulary count alike, which is good enough for a bar.
-    const double num_parts = reference_ == nullptr ? 2.0 : 3.0;
+    const double num_parts = reference_.exist() ? 3.0 : 2.0;
     double part = 0.0;
     const auto done = [&](double share) {
       progress(static_cast<double>(first) + static_cast<double>(num) * (part + share) / num_parts);
     };
     model_.prefill_windows(ids, num, hidden_RD_.get(), done);
-    if (reference_ != nullptr) {
+    if (reference_.exist()) {
       part = 1.0;
-      reference_->prefill_windows(ids, num, reference_hidden_RE_.get(), done);
+      reference_.make(data_, first, num, ids, model_.backend(), reference_hidden_RE_.get(), done);
     }
+    if (keep_) keep_states(num);
     part = num_parts - 1.0;
     for (int64_t n = 0; n < num; ++n) {
       score_window(first + n, n * num_tokens + data_.first_scored);
@@ -119,7 +142,10 @@ class Scorer {
   }
 
   std::span<const WindowMeans> means() const { return means_; }
+  // Both may be taken away.
   std::vector<float>& kl() { return kl_; }
+  std::vector<float>& change() { return change_; }
+  const PairSums& losses() const { return losses_; }
   double sum_of_squared_nll() const { return sum_of_squared_nll_; }
 
  private:
@@ -129,28 +155,32 @@ class Scorer {
     const float softcap = model_.description().logit_softcap;
     WindowMeans means;
     const size_t old_size = kl_.size();
-    if (reference_ != nullptr) kl_.resize(old_size + nll_.size());
+    if (reference_.exist()) kl_.resize(old_size + nll_.size());
     for (size_t begin = 0; begin < targets.size(); begin += kScoredRows) {
       throw_if_interrupted();
       const std::span some = targets.subspan(begin, std::min(kScoredRows, targets.size() - begin));
       const float* const x = x_RD + static_cast<int64_t>(begin) * model_.description().hidden_size;
-      if (reference_ == nullptr) {
+      if (!reference_.exist()) {
         model_.backend().cross_entropy(model_.head(), x, some, softcap, nll_.data() + begin, same_top1_.data() + begin);
         continue;
       }
-      const ModelDescription& description = reference_->description();
       const float* const reference_x =
-          reference_hidden_RE_.get() + (row + static_cast<int64_t>(begin)) * description.hidden_size;
-      model_.backend().compare(reference_->head(), reference_x, description.logit_softcap, model_.head(), x, softcap,
-                               some, kl_.data() + old_size + begin, same_top1_.data() + begin,
-                               reference_nll_.data() + begin, nll_.data() + begin);
+          reference_hidden_RE_.get() + (row + static_cast<int64_t>(begin)) * reference_.width();
+      model_.backend().compare(reference_.head(), reference_x, reference_.softcap(), model_.head(), x, softcap, some,
+                               kl_.data() + old_size + begin, same_top1_.data() + begin, reference_nll_.data() + begin,
+                               nll_.data() + begin);
     }
-    if (reference_ != nullptr) {
+    if (reference_.exist()) {
       const std::span kl = std::span<const float>(kl_).subspan(old_size);
       check_finite(reference_nll_, window, "the reference's negative log likelihood");
       check_finite(kl, window, "the Kullback-Leibler divergence");
       means.reference_nll = mean(reference_nll_);
       means.kl = mean(kl);
+      for (size_t i = 0; i < nll_.size(); ++i) {
+        change_.push_back(std::exp(-nll_[i]) - std::exp(-reference_nll_[i]));
+        losses_.add(static_cast<double>(nll_[i]), static_cast<double>(reference_nll_[i]));
+      }
+      means.change = mean(std::span<const float>(change_).subspan(old_size));
     }
     check_finite(nll_, window, "the negative log likelihood");
     means.nll = mean(nll_);
@@ -158,6 +188,17 @@ class Scorer {
         std::accumulate(same_top1_.begin(), same_top1_.end(), 0.0) / static_cast<double>(same_top1_.size());
     for (float value : nll_) sum_of_squared_nll_ += static_cast<double>(value) * static_cast<double>(value);
     means_.push_back(means);
+  }
+
+  // Hands on the model's states at the scored positions.
+  void keep_states(int64_t num_windows) {
+    const int64_t width = model_.description().hidden_size;
+    std::vector<float> states_SD(static_cast<size_t>(data_.predictions_per_window() * width));
+    for (int64_t n = 0; n < num_windows; ++n) {
+      const float* const first = hidden_RD_.get() + (n * data_.windows.num_tokens + data_.first_scored) * width;
+      model_.backend().download(first, std::span(states_SD));
+      keep_(states_SD);
+    }
   }
 
   void check_finite(std::span<const float> values, int64_t window, const char* what) const {
@@ -169,18 +210,21 @@ class Scorer {
   }
 
   Transformer& model_;
-  Transformer* reference_;
+  ReferenceStates reference_;
+  const std::function<void(std::span<const float>)>& keep_;
   const ScoredWindows& data_;
   int64_t batch_windows_;
   Buffer<float> hidden_RD_, reference_hidden_RE_;
   std::vector<float> nll_, reference_nll_;  // for one window
   std::vector<uint8_t> same_top1_;
-  std::vector<float> kl_;  // for all predictions: percentiles need them
+  std::vector<float> kl_, change_;  // for all predictions: percentiles need them
+  PairSums losses_;
   std::vector<WindowMeans> means_;
   double sum_of_squared_nll_ = 0.0;
 };
 
-Comparison compare_means(std::span<const WindowMeans> means, std::vector<float>& kl) {
+Comparison compare_means(std::span<const WindowMeans> means, std::vector<float> kl, std::vector<float> change,
+                         const PairSums& losses) {
   Comparison result;
   const Estimate nll = estimate(means, [](const WindowMeans& w) { return w.nll; });
   const Estimate reference_nll = estimate(means, [](const WindowMeans& w) { return w.reference_nll; });
@@ -195,11 +239,10 @@ Comparison compare_means(std::span<const WindowMeans> means, std::vector<float>&
   result.perplexity_difference.value = perplexity - reference_perplexity;
   result.kl_mean = estimate(means, [](const WindowMeans& w) { return w.kl; });
   result.top1_agreement = estimate(means, [](const WindowMeans& w) { return w.agreement; });
-  std::sort(kl.begin(), kl.end());
-  result.kl_median = percentile(kl, 0.5);
-  result.kl_p95 = percentile(kl, 0.95);
-  result.kl_p99 = percentile(kl, 0.99);
-  result.kl_max = static_cast<double>(kl.back());
+  result.kl = token_statistics(std::move(kl));
+  result.probability_change_mean = estimate(means, [](const WindowMeans& w) { return w.change; });
+  result.probability_change = token_statistics(std::move(change));
+  result.nll_correlation = losses.correlation();
   return result;
 }
 
@@ -243,22 +286,39 @@ void check_same_tokens(const ScoredWindows& data, const std::filesystem::path& t
 
 class PerplexityMeasurement : public Measurement {
  public:
-  PerplexityMeasurement(ScoredWindows data, AttentionBits bits, bool reference)
-      : data_(std::move(data)), bits_(bits), reference_(reference) {}
+  PerplexityMeasurement(ScoredWindows data, const PerplexityOptions& options, std::optional<StoredReference> stored)
+      : data_(std::move(data)), options_(options), stored_(std::move(stored)) {}
 
-  EvaluationExtent extent() const override { return perplexity_extent(data_, bits_, reference_); }
+  EvaluationExtent extent() const override {
+    EvaluationExtent extent = perplexity_extent(data_, options_.bits, runs_reference());
+    if (stored_) extent.held_bytes += stored_->head_bytes();
+    return extent;
+  }
 
   std::unique_ptr<EvaluationResult> run(EvaluatedModels& models, Progress& progress) const override {
-    Transformer* const reference = reference_ ? &models.reference_decoder() : nullptr;
-    models.decoder().use_attention_bits(bits_);
-    return std::make_unique<Perplexity>(
-        evaluate_perplexity(models.decoder(), data_, reference, stage_of(progress, "evaluate", "windows")));
+    PerplexityComparison with{.model = runs_reference() ? &models.reference_decoder() : nullptr,
+                              .stored = stored_ ? &*stored_ : nullptr,
+                              .keep = {}};
+    models.decoder().use_attention_bits(options_.bits);
+    const auto evaluated = [&] {
+      return std::make_unique<Perplexity>(
+          evaluate_perplexity(models.decoder(), data_, with, stage_of(progress, "evaluate", "windows")));
+    };
+    if (options_.store.empty()) return evaluated();
+    std::unique_ptr<Perplexity> result;
+    store_reference(options_.store, models.checkpoint(), data_.windows, data_.first_scored, [&](const auto& keep) {
+      with.keep = keep;
+      result = evaluated();
+    });
+    return result;
   }
 
  private:
+  bool runs_reference() const { return options_.reference && !stored_; }
+
   ScoredWindows data_;
-  AttentionBits bits_;
-  bool reference_;
+  PerplexityOptions options_;
+  std::optional<StoredReference> stored_;
 };
 
 }  // namespace
@@ -330,13 +390,23 @@ ScoredWindows make_scored_windows(const std::filesystem::path& text, const Token
 
 Perplexity evaluate_perplexity(Transformer& model, const ScoredWindows& data, Transformer* reference,
                                const std::function<void(double, int64_t)>& progress) {
+  return evaluate_perplexity(model, data, PerplexityComparison{.model = reference, .stored = nullptr, .keep = {}},
+                             progress);
+}
+
+Perplexity evaluate_perplexity(Transformer& model, const ScoredWindows& data, const PerplexityComparison& with,
+                               const std::function<void(double, int64_t)>& progress) {
   if (data.windows.num_windows < 1 || data.predictions_per_window() < 1) {
     throw std::invalid_argument(data.source + ": no predictions to score");
   }
-  if (reference != nullptr) check_reference(model, *reference);
+  const bool compares = with.model != nullptr || with.stored != nullptr;
+  if (with.model != nullptr) check_reference(model, *with.model);
+  if (with.stored != nullptr) {
+    with.stored->check(data.windows, data.first_scored, model.description().vocabulary_size);
+  }
   MemorySampler memory;
   const auto start = std::chrono::steady_clock::now();
-  Scorer scorer(model, reference, data);
+  Scorer scorer(model, with, data);
   if (progress) progress(0, data.windows.num_windows);
   for (int64_t done = 0; done < data.windows.num_windows;) {
     throw_if_interrupted();
@@ -366,108 +436,19 @@ Perplexity evaluate_perplexity(Transformer& model, const ScoredWindows& data, Tr
   const double variance = scorer.sum_of_squared_nll() / num_predictions - nll.value * nll.value;
   result.token_standard_error =
       result.perplexity.value * std::sqrt(std::max(variance, 0.0) / std::max(num_predictions - 1.0, 1.0));
-  if (reference != nullptr) {
-    result.comparison = compare_means(scorer.means(), scorer.kl());
+  if (compares) {
+    result.comparison =
+        compare_means(scorer.means(), std::move(scorer.kl()), std::move(scorer.change()), scorer.losses());
   } else {
     result.top1_accuracy = estimate(scorer.means(), [](const WindowMeans& w) { return w.agreement; }).value;
   }
-  const int64_t num_tokens = result.windows * result.context * (reference != nullptr ? 2 : 1);
+  const int64_t num_tokens = result.windows * result.context * (with.model != nullptr ? 2 : 1);
   result.tokens_per_second = static_cast<double>(num_tokens) / result.seconds;
   result.peak_memory_bytes = memory.peak_bytes();
   return result;
 }
 
-std::string Perplexity::to_json() const {
-  nlohmann::ordered_json json;
-  const auto put = [&](const std::string& name, const Estimate& estimate, const std::string& error_name) {
-    json[name] = estimate.value;
-    json[error_name] = estimate.standard_error ? nlohmann::ordered_json(*estimate.standard_error) : nullptr;
-  };
-  put("perplexity", perplexity, "standard_error");
-  json["token_standard_error"] = token_standard_error;
-  json["nll"] = nll;
-  json["window_nll"] = window_nll;
-  json["tokens"] = tokens;
-  json["windows"] = windows;
-  json["context"] = context;
-  json["protocol"] = protocol;
-  json["protocol_label"] = label;
-  json["kv_bits"] = kv_bits;
-  json["attention_bits"] = attention_bits;
-  json["kv_bytes_per_token"] = kv_bytes_per_token;
-  if (zero_inputs) json["zero_inputs"] = *zero_inputs;
-  json["seconds"] = seconds;
-  json["tokens_per_second"] = tokens_per_second;
-  json["peak_memory_bytes"] = peak_memory_bytes;
-  if (!events.empty()) json["events"] = events;
-  if (top1_accuracy) json["top1_accuracy"] = *top1_accuracy;
-  if (comparison) {
-    put("reference_perplexity", comparison->reference_perplexity, "reference_standard_error");
-    json["reference_nll"] = comparison->reference_nll;
-    put("perplexity_ratio", comparison->perplexity_ratio, "perplexity_ratio_standard_error");
-    put("perplexity_difference", comparison->perplexity_difference, "perplexity_difference_standard_error");
-    put("kl_mean", comparison->kl_mean, "kl_standard_error");
-    json["kl_median"] = comparison->kl_median;
-    json["kl_p95"] = comparison->kl_p95;
-    json["kl_p99"] = comparison->kl_p99;
-    json["kl_max"] = comparison->kl_max;
-    put("top1_agreement", comparison->top1_agreement, "top1_agreement_standard_error");
-  }
-  return json_text(json);
-}
-
-std::vector<Figure> Perplexity::figures() const {
-  std::vector<Figure> all = {{"perplexity", "perplexity", perplexity.value, perplexity.standard_error}};
-  if (!comparison) return all;
-  all.front().reference = comparison->reference_perplexity.value;
-  const auto add = [&](const std::string& key, const std::string& meaning, const Estimate& estimate) {
-    all.push_back({key, meaning, estimate.value, estimate.standard_error, std::nullopt, 5});
-  };
-  add("perplexity_ratio", "perplexity over the original's", comparison->perplexity_ratio);
-  add("kl_mean", "KL divergence from the original, mean in nats per token", comparison->kl_mean);
-  add("kl_median", "the same, median", {comparison->kl_median, std::nullopt});
-  add("kl_p99", "the same, 99th percentile", {comparison->kl_p99, std::nullopt});
-  add("top1_agreement", "share of tokens with the same most probable next token", comparison->top1_agreement);
-  return all;
-}
-
-std::string Perplexity::to_text() const {
-  std::ostringstream text;
-  text << "protocol              " << visible_line(label) << '\n';
-  text << "perplexity            " << with_error(perplexity, 4) << '\n';
-  text << "nll                   " << format_number(nll, 6) << " nats per token\n";
-  if (top1_accuracy) {
-    text << "top-1 accuracy        " << format_number(100.0 * *top1_accuracy, 2) << " %\n";
-  }
-  if (comparison) {
-    const Estimate agreement = comparison->top1_agreement;
-    text << "reference perplexity  " << with_error(comparison->reference_perplexity, 4) << '\n';
-    text << "ratio                 " << with_error(comparison->perplexity_ratio, 5) << " (paired)\n";
-    text << "difference            " << with_error(comparison->perplexity_difference, 4) << " (paired)\n";
-    text << "KL(reference||model)  " << with_error(comparison->kl_mean, 6) << ", median "
-         << format_number(comparison->kl_median, 6) << ", p95 " << format_number(comparison->kl_p95, 6) << ", p99 "
-         << format_number(comparison->kl_p99, 6) << ", max " << format_number(comparison->kl_max, 4) << '\n';
-    text << "same top-1            " << format_number(100.0 * agreement.value, 2)
-         << (agreement.standard_error ? " +- " + format_number(100.0 * *agreement.standard_error, 2) : "") << " %\n";
-  }
-  text << "keys and values       " << kv_bits << " bits, " << kv_bytes_per_token
-       << " bytes per token; attention's products in " << attention_bits << " bits\n";
-  if (zero_inputs) {
-    text << "zero inputs           " << format_number(100.0 * *zero_inputs, 2)
-         << " % of the down projections' inputs\n";
-  }
-  text << "speed                 " << format_number(tokens_per_second, 1) << " tokens/s, " << format_duration(seconds)
-       << '\n';
-  text << "peak memory           " << format_bytes(peak_memory_bytes) << '\n';
-  return text.str();
-}
-
-std::optional<double> Perplexity::figure(std::string_view gate) const {
-  if (!comparison) return std::nullopt;
-  return gate == "kl" ? comparison->kl_mean.value : comparison->perplexity_ratio.value;
-}
-
-// The ids, and a divergence for each prediction, are held beside the models.
+// The ids, and a divergence and a change for each prediction, are held beside the models.
 EvaluationExtent perplexity_extent(const ScoredWindows& data, AttentionBits bits, bool reference) {
   const auto [num_windows, num_tokens] = std::pair(data.windows.num_windows, data.windows.num_tokens);
   return {.reference = reference,
@@ -476,7 +457,7 @@ EvaluationExtent perplexity_extent(const ScoredWindows& data, AttentionBits bits
           .workload = {.num_rows = windows_at_once(data) * num_tokens,
                        .num_tokens = num_tokens,
                        .kv_bits = std::min(bits.kv, bits.products)},
-          .held_bytes = num_windows * num_tokens * 2 * 4};
+          .held_bytes = num_windows * num_tokens * 3 * 4};
 }
 
 void PerplexityOptions::fields(FieldVisitor& visit) {
@@ -487,6 +468,9 @@ void PerplexityOptions::fields(FieldVisitor& visit) {
         "At most this many windows are measured. 0 takes all.");
   visit("protocol", cut.protocol, "Windows are cut and counted as GPTQ's evaluation does, or as llama.cpp's does.");
   visit_bits(visit, bits);
+  visit("store", store, "What comparisons need of the result is written to this file, a stored reference.");
+  visit("stored_reference", stored_reference,
+        "The result is compared with what this file holds of another model. The uncompressed model does not run.");
   visit("reference", reference, "The uncompressed model is measured as well, and compared with.");
 }
 
@@ -504,6 +488,9 @@ std::string PerplexityOptions::help(std::string_view key) const {
     return "tokens per window (default: " + contexts + "at most the model's context; a .npy has its own)";
   }
   if (key == "windows") return "score the first N windows, or all with 0";
+  if (key == "store") return "write what comparisons with this model need to FILE, so that it need not run again";
+  if (key == "stored_reference")
+    return "compare with the model of a file that --store has written, on the same windows";
   return key == "protocol" ? "how the text is cut and scored" : "";
 }
 
@@ -512,7 +499,16 @@ std::unique_ptr<Measurement> PerplexityOptions::read(EvaluationSource& source) c
   check_windows_tokenizers({data}, source.model.directory(), source.events);
   ScoredWindows windows = make_scored_windows(data, source.tokenizer_for(data), source.model.description(), cut);
   if (source.other != nullptr) check_same_tokens(windows, data, *source.other, cut);
-  return std::make_unique<PerplexityMeasurement>(std::move(windows), bits, reference);
+  std::optional<StoredReference> stored;
+  if (!stored_reference.empty()) {
+    if (source.other != nullptr) {
+      throw std::invalid_argument("a reference model and a stored reference are given: leave one out");
+    }
+    stored = StoredReference::open(stored_reference);
+    stored->check(windows.windows, windows.first_scored, source.model.description().vocabulary_size);
+  }
+  if (!store.empty()) check_can_store(store);
+  return std::make_unique<PerplexityMeasurement>(std::move(windows), *this, std::move(stored));
 }
 
 EvaluationRow perplexity_row() {

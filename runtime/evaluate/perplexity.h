@@ -20,6 +20,8 @@
 
 #include "runtime/engine/transformer.h"
 #include "runtime/evaluate/evaluation.h"
+#include "runtime/evaluate/stored_reference.h"
+#include "runtime/evaluate/token_statistics.h"
 #include "runtime/files/npy.h"
 #include "runtime/format/fields.h"
 #include "runtime/tokenizer/tokenizer.h"
@@ -76,10 +78,13 @@ struct Comparison {
   double reference_nll = 0.0;
   Estimate perplexity_ratio;       // Q / P
   Estimate perplexity_difference;  // Q - P
-  // KL(P || Q) per token, in nats. Percentiles interpolate linearly between order statistics.
-  Estimate kl_mean;
-  double kl_median = 0.0, kl_p95 = 0.0, kl_p99 = 0.0, kl_max = 0.0;
-  Estimate top1_agreement;  // share of positions with the same most probable token
+  Estimate kl_mean;                // KL(P || Q) per token, in nats
+  TokenStatistics kl;              // the same, over all tokens
+  // How much Q's probability of the text's own token exceeds P's.
+  Estimate probability_change_mean;
+  TokenStatistics probability_change;
+  double nll_correlation = 0.0;  // between the windows' losses under P and Q
+  Estimate top1_agreement;       // share of positions with the same most probable token
 };
 
 struct Perplexity : EvaluationResult {
@@ -104,7 +109,7 @@ struct Perplexity : EvaluationResult {
 
   // Returns one JSON object, with the members above as keys on one level: perplexity, standard_error (the
   // perplexity's), nll, window_nll, tokens, windows, context, protocol, protocol_label, seconds, tokens_per_second,
-  // peak_memory_bytes, ...; with a reference also kl_mean, kl_p99, top1_agreement, ...
+  // peak_memory_bytes, ...; with a reference also kl_mean, kl_p99, kl, probability_change, top1_agreement, ...
   std::string to_json() const override;
   std::string to_text() const override;
   std::vector<Figure> figures() const override;
@@ -119,13 +124,23 @@ struct Perplexity : EvaluationResult {
 Perplexity evaluate_perplexity(Transformer& model, const ScoredWindows& data, Transformer* reference,
                                const std::function<void(double, int64_t)>& progress = {});
 
+// A model is compared with one of these, and `keep` sees its hidden states.
+struct PerplexityComparison {
+  Transformer* model = nullptr;                      // a reference that runs
+  const StoredReference* stored = nullptr;           // or one that ran earlier, on the same windows
+  std::function<void(std::span<const float>)> keep;  // gets each window's states at scored positions, [S, D]
+};
+Perplexity evaluate_perplexity(Transformer& model, const ScoredWindows& data, const PerplexityComparison& with,
+                               const std::function<void(double, int64_t)>& progress);
+
 // Returns what that takes, with these bits of the model and perhaps a reference.
 EvaluationExtent perplexity_extent(const ScoredWindows& data, AttentionBits bits, bool reference);
 
 class PerplexityOptions : public EvaluationOptionsOf<PerplexityOptions> {
  public:
   WindowCut cut;
-  AttentionBits bits;  // of the model; the reference keeps 32
+  AttentionBits bits;                   // of the model; the reference keeps 32
+  std::string store, stored_reference;  // files (stored_reference.h); empty: none
 
   void fields(FieldVisitor& visit) override;
   std::string help(std::string_view key) const override;

@@ -227,6 +227,24 @@ std::string TaskEvaluation::to_json() const {
   return json_text(json);
 }
 
+std::vector<Figure> TaskEvaluation::figures() const {
+  std::vector<Figure> all;
+  for (const Accuracy& accuracy : accuracies) {
+    all.push_back({accuracy.name, std::string(task.name) + ", " + accuracy.name, accuracy.value.value,
+                   accuracy.value.standard_error});
+    if (!accuracy.comparison) continue;
+    all.back().reference = accuracy.comparison->reference.value;
+    all.push_back(
+        {accuracy.name + "_changed", "the same, share of answers that changed", accuracy.comparison->changed});
+  }
+  if (perplexity) {
+    all.push_back({"perplexity", std::string(task.name) + ", perplexity of the last word", perplexity->value,
+                   perplexity->standard_error});
+    if (reference_perplexity) all.back().reference = reference_perplexity->value;
+  }
+  return all;
+}
+
 std::string TaskEvaluation::to_text() const {
   std::ostringstream text;
   text << padded(std::string(task.name)) << visible_line(source) << ", " << answers.size() << " questions, "
@@ -273,7 +291,7 @@ std::string TaskOptions::help(std::string_view key) const {
   }
   if (key == "shots") return "solved examples before each question";
   if (key == "shots_file") return "draw the examples from this file, as lm-evaluation-harness draws them";
-  return key == "limit" ? "ask the first N questions, or all with 0" : "";
+  return key == "limit" ? kLimitHelp : "";
 }
 
 std::unique_ptr<Measurement> TaskOptions::read(EvaluationSource& source) const {

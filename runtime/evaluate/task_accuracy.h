@@ -62,6 +62,7 @@ struct TaskEvaluation : EvaluationResult {
   // list `answers` has each question's loglikelihoods, gold and choice.
   std::string to_json() const override;
   std::string to_text() const override;
+  std::vector<Figure> figures() const override;
   std::string data_label() const override { return source; }
   std::optional<double> figure(std::string_view gate) const override;  // "recovery", in percent
 };

@@ -10,6 +10,7 @@
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
+#include "runtime/text/python_text.h"
 #include "runtime/text/unicode.h"
 #include "runtime/tokenizer/bert.h"
 
@@ -20,20 +21,8 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kLetters = "ABCD";
 
-// White_Space, and the four separators that Python counts as well.
-bool is_python_space(char32_t c) {
-  return is_white_space(c) || (c >= 0x1C && c <= 0x1F);
-}
-
 int64_t count_code_points(std::string_view text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
-}
-
-std::string replaced(std::string text, std::string_view old, std::string_view with) {
-  for (size_t at = text.find(old); at != std::string::npos; at = text.find(old, at + with.size())) {
-    text.replace(at, old.size(), with);
-  }
-  return text;
 }
 
 // Python's str.capitalize() for texts whose first character is ASCII, or has no other case.
@@ -387,21 +376,6 @@ std::span<const Task> tasks() {
     return all;
   }();
   return kTasks;
-}
-
-std::string_view strip_end(std::string_view text) {
-  while (!text.empty()) {
-    const size_t last = utf8_previous(text, text.size());
-    if (!is_python_space(utf8_decode(text, last))) break;
-    text = text.substr(0, last);
-  }
-  return text;
-}
-
-std::string_view strip(std::string_view text) {
-  text = strip_end(text);
-  while (!text.empty() && is_python_space(utf8_decode(text, 0))) text.remove_prefix(utf8_length(text[0]));
-  return text;
 }
 
 std::string clean_hellaswag(std::string_view text) {

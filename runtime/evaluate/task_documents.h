@@ -58,8 +58,5 @@ std::vector<TaskDocument> read_task_documents(const Task& task, const std::files
 
 // Returns the text as the harness cleans HellaSwag's: brackets are taken out, a title becomes the end of a sentence.
 std::string clean_hellaswag(std::string_view text);
-// Returns the text without what Python's str.strip() takes away.
-std::string_view strip(std::string_view text);
-std::string_view strip_end(std::string_view text);
 
 }  // namespace pare::runtime

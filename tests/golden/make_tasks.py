@@ -124,6 +124,41 @@ def evaluate(model, name, file, questions, examples, shots):
     return {"figures": figures, "items": items}
 
 
+def page():
+    """A page as WikiText writes it: tokens apart, and what its detokenizer puts right. The longest need two windows."""
+    lines = [" \n = Toys = \n ", " \n = = The park = = \n "]
+    for _ in range(RNG.randrange(2, 14)):
+        name, thing, place = pick(NAMES, 1)[0], pick(THINGS, 1)[0], pick(PLACES, 1)[0]
+        lines.append(RNG.choice([
+            f" {name} 's mom ( and  her dog ) saw {thing} {place} , and it was 2 @.@ 5 @-@ fold . \n ",
+            f" The boys ' {thing} cost 1 @,@ 000 : \" a lot \" ; {name} said so ! \n ",
+            f" Was it ' old ' or [ new ] ? {{ N }} is N in {name} / ' 3 / at 5 ° C ; see /' 4/ ( none . \n "]))
+    return "".join(lines)
+
+
+def evaluate_documents(model, name, config, path):
+    splits = {"train": str(path), "validation": str(path), "test": str(path)}
+    config |= {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": splits}, "task": name}
+    result = lm_eval.evaluator.simple_evaluate(model=model, tasks=[config], bootstrap_iters=0)
+    samples = sorted(result["samples"][name], key=lambda sample: sample["doc_id"])
+    figures = {key.split(",")[0]: value for key, value in result["results"][name].items() if isinstance(value, float)}
+    return {"figures": figures, "loglikelihoods": [sample["filtered_resps"][0] for sample in samples]}
+
+
+def documents(model, folder, expected):
+    pages, texts = folder / "pages.jsonl", folder / "texts.jsonl"
+    rows = [page() for _ in range(8)]
+    write_lines(pages, [{"page": row} for row in rows])
+    write_lines(texts, [{"text": row} for row in rows[:4]])
+    harness = pathlib.Path(lm_eval.__file__).parent / "tasks/wikitext/wikitext.yaml"
+    measures = [{"metric": metric} for metric in ("word_perplexity", "byte_perplexity", "bits_per_byte")]
+    plain = {"output_type": "loglikelihood_rolling", "test_split": "test", "doc_to_text": "",
+             "doc_to_target": "{{text}}", "metric_list": measures}
+    expected["pages"] = evaluate_documents(model, "pages", load_yaml(harness), pages)
+    expected["pages"]["plain"] = [load_yaml(harness)["doc_to_target"]({"page": row}) for row in rows]
+    expected["texts"] = evaluate_documents(model, "texts", plain, texts)
+
+
 def main():
     source, folder = sys.argv[1], pathlib.Path(sys.argv[2])
     folder.mkdir(parents=True, exist_ok=True)
@@ -135,6 +170,7 @@ def main():
         write_lines(questions, [make() for _ in range(NUM_QUESTIONS)])
         write_lines(examples, [make() for _ in range(NUM_EXAMPLES)])
         expected[name] = {str(n): evaluate(model, name, file, questions, examples, n) for n in (0, shots)}
+    documents(model, folder, expected)
     (folder / "expected.json").write_text(json.dumps(expected) + "\n")
 
 

@@ -138,9 +138,10 @@ TEST_F(Evaluate, ComparisonIsThatOfTheFullDistributions) {
   const auto q = all_log_probabilities(prefill_logits(model, data.windows.ids_NT, 6), num_rows);
   const auto p = all_log_probabilities(prefill_logits(reference, data.windows.ids_NT, 6), num_rows);
 
-  std::vector<double> kl, window_kl, window_agreement, window_difference, window_p, window_q;
+  std::vector<double> kl, change, all_p, all_q, window_kl, window_change, window_agreement, window_difference, window_p,
+      window_q;
   for (int64_t n = 0; n < 6; ++n) {
-    std::vector<double> kl_n, agreement_n, nll_p, nll_q;
+    std::vector<double> kl_n, change_n, agreement_n, nll_p, nll_q;
     for (int64_t t = 0; t + 1 < data.windows.num_tokens; ++t) {
       const auto row = static_cast<size_t>(n * data.windows.num_tokens + t);
       const auto target = static_cast<size_t>(data.windows.window(n)[t + 1]);
@@ -150,8 +151,13 @@ TEST_F(Evaluate, ComparisonIsThatOfTheFullDistributions) {
       agreement_n.push_back(arg_max(p[row]) == arg_max(q[row]) ? 1.0 : 0.0);
       nll_p.push_back(-p[row][target]);
       nll_q.push_back(-q[row][target]);
+      change_n.push_back(std::exp(q[row][target]) - std::exp(p[row][target]));
     }
     kl.insert(kl.end(), kl_n.begin(), kl_n.end());
+    change.insert(change.end(), change_n.begin(), change_n.end());
+    all_p.insert(all_p.end(), nll_p.begin(), nll_p.end());
+    all_q.insert(all_q.end(), nll_q.begin(), nll_q.end());
+    window_change.push_back(mean_of(change_n));
     window_kl.push_back(mean_of(kl_n));
     window_agreement.push_back(mean_of(agreement_n));
     window_p.push_back(mean_of(nll_p));
@@ -171,10 +177,29 @@ TEST_F(Evaluate, ComparisonIsThatOfTheFullDistributions) {
   expect_close(comparison.reference_perplexity.value / std::exp(mean_of(window_p)), 1.0);
   expect_close(comparison.kl_mean.value, mean_of(kl));
   expect_close(*comparison.kl_mean.standard_error, standard_error_of(window_kl));
-  expect_close(comparison.kl_median, interpolated_percentile(kl, 0.5));
-  expect_close(comparison.kl_p95, interpolated_percentile(kl, 0.95));
-  expect_close(comparison.kl_p99, interpolated_percentile(kl, 0.99));
-  expect_close(comparison.kl_max, *std::max_element(kl.begin(), kl.end()));
+  expect_close(comparison.kl.percentile(50.0), interpolated_percentile(kl, 0.5));
+  expect_close(comparison.kl.percentile(95.0), interpolated_percentile(kl, 0.95));
+  expect_close(comparison.kl.percentile(99.0), interpolated_percentile(kl, 0.99));
+  expect_close(comparison.kl.most, *std::max_element(kl.begin(), kl.end()));
+  expect_close(comparison.kl.least, *std::min_element(kl.begin(), kl.end()));
+  expect_close(comparison.probability_change.least, *std::min_element(change.begin(), change.end()));
+  for (size_t i = 0; i < kPercentiles.size(); ++i) {
+    expect_close(comparison.kl.percentiles[i], interpolated_percentile(kl, kPercentiles[i] / 100.0));
+    expect_close(comparison.probability_change.percentiles[i],
+                 interpolated_percentile(change, kPercentiles[i] / 100.0));
+  }
+  expect_close(comparison.probability_change_mean.value, mean_of(change));
+  expect_close(*comparison.probability_change_mean.standard_error, standard_error_of(window_change));
+  std::vector<double> squares, products, squares_p, squares_q;
+  for (size_t i = 0; i < change.size(); ++i) {
+    squares.push_back(change[i] * change[i]);
+    const double of_p = all_p[i] - mean_of(all_p), of_q = all_q[i] - mean_of(all_q);
+    products.push_back(of_p * of_q);
+    squares_p.push_back(of_p * of_p);
+    squares_q.push_back(of_q * of_q);
+  }
+  expect_close(comparison.probability_change.root_mean_square, std::sqrt(mean_of(squares)));
+  expect_close(comparison.nll_correlation, mean_of(products) / std::sqrt(mean_of(squares_p) * mean_of(squares_q)));
   EXPECT_NEAR(comparison.top1_agreement.value, mean_of(window_agreement), 1e-12);
   EXPECT_NEAR(*comparison.top1_agreement.standard_error, standard_error_of(window_agreement), 1e-12);
   const double ratio = std::exp(mean_of(window_difference));
@@ -193,7 +218,7 @@ TEST_F(Evaluate, AModelAgreesWithItself) {
   Transformer same = load("qwen3_norms_bf16");
   const Perplexity found = evaluate_perplexity(model, windows_of("qwen3_norms_bf16", model.description()), &same);
   EXPECT_EQ(found.comparison->kl_mean.value, 0.0);
-  EXPECT_EQ(found.comparison->kl_max, 0.0);
+  EXPECT_EQ(found.comparison->kl.most, 0.0);
   EXPECT_EQ(found.comparison->top1_agreement.value, 1.0);
   EXPECT_EQ(found.comparison->perplexity_ratio.value, 1.0);
   EXPECT_EQ(*found.comparison->perplexity_ratio.standard_error, 0.0);
