@@ -350,6 +350,7 @@ void try_map(const Json& schema, const std::string& place, const Json& base,
       continue;
     }
     Found found = values_of(value_schema);
+    if (name == "recipe.base_model") found.good = {"ORG/NAME", "a/b.c-d_e"};
     if (name == "gptq.prune") found.good = {"2:4", "1:1024", "none"};
     if (name.ends_with(".pattern")) found.good = {"2:4", "1:1024", "unstructured"};
     for (const Json& good : found.good) expect_read(recipe_with(good), name);
@@ -414,8 +415,10 @@ TEST_F(RangesOfTheSchema, AreThoseOfOverrides) {
 
 TEST_F(RangesOfTheSchema, AreThoseOfTheTopLevelAndItsMaps) {
   const Json rtn = Json::array({Json{{"rtn", Json::object()}}});
-  const Json perplexity = Json::array(
-      {Json{{"perplexity", kText}}, Json{{"embeddings", {{"pairs", "p.tsv"}}}}, Json{{"piqa", {{"file", "p.jsonl"}}}}});
+  Json evaluations = Json::array();  // any gate compares with one of them
+  for (const runtime::EvaluationRow* row : runtime::evaluation_rows()) {
+    evaluations.push_back({{std::string(row->key), {{std::string(row->data_key), "file"}}}});
+  }
   std::set<std::string> tried;
   const auto try_key = [&](const std::string& key, const Json& base, Json rest) {
     tried.insert(key);
@@ -429,9 +432,9 @@ TEST_F(RangesOfTheSchema, AreThoseOfTheTopLevelAndItsMaps) {
   try_key("head", Json::object(), {{"passes", rtn}});
   try_key("sensitivity", kText, {{"passes", rtn}});
   try_key("budget", {{"bits", 4}}, {{"passes", rtn}, {"calibration", kText}});
-  try_key("fail_if", Json::object(), {{"passes", rtn}, {"evaluate", perplexity}});
+  try_key("fail_if", Json::object(), {{"passes", rtn}, {"evaluate", evaluations}});
   Json values = {{"additionalProperties", false}, {"properties", Json::object()}};
-  for (const char* key : {"model", "output", "container", "release_zeros", "strict"}) {
+  for (const char* key : {"model", "base_model", "output", "container", "release_zeros", "strict"}) {
     values["properties"][key] = top(key);
     tried.insert(key);
   }
