@@ -269,8 +269,7 @@ void set_sentencepiece(const Json& document, GgufTokenizer& tokenizer) {
 
 // Two tokenizers are one if they give the same ids. A file whose vocabulary lacks what the probe has differs in nothing
 // by that, since both lack it.
-void check_ids(const std::filesystem::path& file, const GgufVocabulary& vocabulary) {
-  const Tokenizer own = Tokenizer::open(file);
+void check_ids(const Tokenizer& own, const GgufVocabulary& vocabulary) {
   const Tokenizer read = Tokenizer::parse(make_tokenizer_json(vocabulary), vocabulary.where);
   const std::vector<int32_t> expected = own.encode(kProbe, false), found = read.encode(kProbe, false);
   if (expected == found) return;
@@ -285,6 +284,7 @@ void check_ids(const std::filesystem::path& file, const GgufVocabulary& vocabula
 }  // namespace
 
 GgufTokenizer make_gguf_tokenizer(const std::filesystem::path& folder, int64_t num_rows) {
+  const Tokenizer own = Tokenizer::open(folder);  // first, since it says what to do where there is no tokenizer.json
   const std::filesystem::path file = folder / "tokenizer.json";
   const TokenizerParts parts = read_tokenizer_folder(file);
   const Json document = read_tokenizer_document(file);
@@ -303,7 +303,7 @@ GgufTokenizer make_gguf_tokenizer(const std::filesystem::path& folder, int64_t n
   } else {
     set_byte_level(document, tokenizer);
   }
-  check_ids(file, tokenizer.vocabulary);
+  check_ids(own, tokenizer.vocabulary);
   return tokenizer;
 }
 

@@ -5,16 +5,22 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
+#include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <random>
 #include <set>
+#include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "runtime/files/gguf.h"
 #include "runtime/import/import.h"
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/sha256.h"
 #include "runtime/tokenizer/tokenizer.h"
 #include "tests/expect_error.h"
 #include "tests/places.h"
@@ -246,6 +252,85 @@ TEST_F(ExportOfCodes, LosslessRefusesTheFirstLoss) {
   EXPECT_FALSE(fs::exists(out.string() + ".partial"));
   export_gguf(checkpoint, out, format("f32"), {.lossless = true, .importance = {}, .progress = {}});
   EXPECT_TRUE(fs::exists(out));
+}
+
+// --- The package gguf ----------------------------------------------------------------------------------------------
+
+// Writes a llama of one block with rows of 256 and 288, so that superblocks fit some matrices and not others.
+void write_wide_model(const fs::path& folder, const fs::path& imported) {
+  nlohmann::json config = nlohmann::json::parse(read_text_file(imported / "config.json"));
+  constexpr int64_t kWidth = 256, kFeedForward = 288;
+  config["hidden_size"] = kWidth;
+  config["intermediate_size"] = kFeedForward;
+  config["num_hidden_layers"] = 1;
+  config["num_attention_heads"] = config["num_key_value_heads"] = 4;
+  config["head_dim"] = kWidth / 4;
+  fs::create_directories(folder);
+  write_file_atomically(folder / "config.json", std::string_view(config.dump()));
+  for (const char* file : {"tokenizer.json", "tokenizer_config.json"}) fs::copy_file(imported / file, folder / file);
+  const ModelDescription model = describe_model(config.dump(), "config.json");
+  std::vector<LinearDescription> linears = block_linears(model);
+  linears.push_back({model.embedding_name, model.vocabulary_size, kWidth});
+  linears.push_back(model.head);
+  std::vector<OwnedTensor> tensors;
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal(0.0f, 0.05f);
+  const auto add = [&](const std::string& name, const std::vector<int64_t>& shape) {
+    std::vector<float> values(static_cast<size_t>(*checked_product(shape)));
+    for (float& value : values) value = normal(random);
+    tensors.push_back(make_tensor<float>(name, DType::F32, shape, values));
+  };
+  for (const LinearDescription& linear : linears) add(linear.name + ".weight", {linear.num_out, linear.num_in});
+  for (const NormDescription& norm : all_norms(model)) add(norm.name + ".weight", {norm.width});
+  std::vector<NamedTensor> named;
+  for (const OwnedTensor& tensor : tensors) named.push_back({tensor.name, tensor.dtype, tensor.shape, tensor.data});
+  write_safetensors(folder / "model.safetensors", named);
+}
+
+nlohmann::json ask_package(const std::vector<fs::path>& files, const fs::path& out) {
+  const char* const python = std::getenv("PARE_PYTHON");
+  if (python == nullptr) throw std::runtime_error("PARE_PYTHON must name a Python with the package gguf");
+  std::string command = "'" + std::string(python) + "' '" + kSourceFolder + "/tests/runtime/export/gguf_oracle.py' '" +
+                        out.string() + "'";
+  for (const fs::path& file : files) command += " '" + file.string() + "'";
+  if (std::system(command.c_str()) != 0) throw std::runtime_error("failed: " + command);
+  return nlohmann::json::parse(read_text_file(out));
+}
+
+// The package reads each file, and decodes each tensor to the numbers that pare's reader gives.
+TEST(ExportGguf, IsReadByThePackage) {
+  TemporaryFolder folder;
+  const fs::path imported = folder.path() / "imported", model = folder.path() / "model";
+  import_model(kGolden + "gguf/llama_gqa_untied.gguf", imported, {});
+  write_wide_model(model, imported);
+  const Checkpoint checkpoint = Checkpoint::open(model);
+  std::vector<fs::path> files;
+  for (const GgufFormat& one : gguf_formats()) {
+    files.push_back(folder.path() / (std::string(one.name) + ".gguf"));
+    export_gguf(checkpoint, files.back(), one);
+  }
+  const nlohmann::json found = ask_package(files, folder.path() / "out.json");
+  for (size_t i = 0; i < files.size(); ++i) {
+    const GgufFormat& one = gguf_formats()[i];
+    const GgufFile file = GgufFile::open(files[i]);
+    const nlohmann::json &keys = found[i]["keys"], &tensors = found[i]["tensors"];
+    EXPECT_EQ(keys["general.architecture"], "llama");
+    EXPECT_EQ(keys["llama.embedding_length"], 256);
+    EXPECT_EQ(keys["tokenizer.ggml.tokens"].size(), static_cast<size_t>(checkpoint.description().vocabulary_size));
+    EXPECT_EQ(keys["general.file_type"], one.file_type) << one.name;
+    ASSERT_EQ(tensors.size(), file.tensors().size()) << one.name;
+    for (const auto& [name, tensor] : file.tensors()) {
+      const std::vector<float> values = values_of(tensor);
+      EXPECT_EQ(tensors[name]["sha256"], sha256_hex(std::as_bytes(std::span(values)))) << one.name << " " << name;
+      EXPECT_EQ(tensors[name]["shape"].get<std::vector<int64_t>>(), tensor.shape) << one.name << " " << name;
+    }
+    const GgufTensor &q = file.tensor("blk.0.attn_q.weight"), &down = file.tensor("blk.0.ffn_down.weight");
+    EXPECT_EQ(q.type, one.type.value_or(GgufType::F32)) << one.name;
+    EXPECT_EQ(down.type, type_for(one.type.value_or(GgufType::F32), 288, false).type) << one.name;
+    EXPECT_EQ(file.tensor("output.weight").type, type_for(one.type.value_or(GgufType::F32), 256, true).type)
+        << one.name;
+    EXPECT_EQ(file.tensor("token_embd.weight").type, q.type) << one.name;
+  }
 }
 
 // --- Refusals ------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ fs::path folder_of(const std::string& name, const TemporaryFolder& folder) {
 }
 
 TEST(GgufFromTokenizer, PublishedOnesKeepTheirIds) {
-  const std::string text = read_text_file(fs::path(kSourceFolder) / "calibration_data/wikitext2.txt").substr(0, 50000) +
+  const std::string text = read_text_file(fs::path(kSourceFolder) / "calibration_data/wikitext2.txt").substr(0, 5000) +
                            read_text_file(tokenizer_golden("texts.inp"));
   for (const auto& [name, pre] : kPublished) {
     TemporaryFolder folder;
@@ -48,8 +48,6 @@ TEST(GgufFromTokenizer, PublishedOnesKeepTheirIds) {
     write_gguf(folder.path() / "vocabulary.gguf", metadata, {});
     const Tokenizer read = Tokenizer::open(folder.path() / "vocabulary.gguf");
     EXPECT_EQ(read.encode(text, true), original.encode(text, true)) << name;
-    EXPECT_EQ(read.decode(read.encode(text, false), false), original.decode(original.encode(text, false), false))
-        << name;
   }
 }
 
