@@ -380,6 +380,20 @@ TEST(ExportGguf, RefusesWhatNoFileSays) {
   EXPECT_EQ(read_text_file(out), "mine");
 }
 
+// llama.cpp computes windows where some layers have one and others none. Of other families the file has the key alone.
+TEST(ExportGguf, NotesWindowsThatLlamaCppDoesNotCompute) {
+  TemporaryFolder folder;
+  const fs::path model = folder.path() / "model";
+  import_model(kGolden + "gguf/mistral_window.gguf", model, {});
+  EXPECT_TRUE(plan_gguf_export(Checkpoint::open(model), format("f16")).notes.empty());
+  nlohmann::json config = nlohmann::json::parse(read_text_file(model / "config.json"));
+  config["sliding_window"] = 20;
+  write_file_atomically(model / "config.json", std::string_view(config.dump()));
+  const GgufExport planned = plan_gguf_export(Checkpoint::open(model), format("f16"));
+  ASSERT_EQ(planned.notes.size(), 1u);
+  EXPECT_NE(planned.notes.front().find("the last 20 tokens"), std::string::npos);
+}
+
 TEST(ExportGguf, OfOptIsRefused) {
   expect_error<std::invalid_argument>(
       [&] { plan_gguf_export(Checkpoint::open(kGolden + "families/opt_learned_positions"), format("f16")); },
