@@ -24,6 +24,7 @@
 #include "runtime/commands/commands.h"
 #include "runtime/commands/version_report.h"
 #include "runtime/system/json_text.h"
+#include "runtime/system/partial_output.h"
 #include "runtime/system/private_files.h"
 
 namespace {
@@ -75,8 +76,12 @@ void run_recipe(const pare::runtime::Arguments& arguments, pare::runtime::Consol
 
 void calibrate_recipe(const pare::runtime::Arguments& arguments, pare::runtime::Console& console) {
   const pare::compress::Recipe recipe = find_recipe(arguments, console);
-  const pare::compress::RunOptions options = run_options(arguments);
+  pare::compress::RunOptions options = run_options(arguments);
   keep_as_private_as_inputs(recipe, options, arguments.positional(1));
+  if (arguments.given("imatrix")) {
+    options.imatrix = pare::runtime::output_place(arguments.text("imatrix"));
+    keep_as_private_as_inputs(recipe, options, options.imatrix);
+  }
   console.set_result(result_of(options.dry_run, console, [&](pare::runtime::Progress& progress) {
     return pare::compress::calibrate(recipe, arguments.positional(1), options, progress);
   }));
@@ -171,6 +176,10 @@ pare::runtime::Command calibrate_command() {
        .kind = pare::runtime::OptionKind::text,
        .value_name = "DIR",
        .help = "the checkpoint (or .gguf file), instead of the recipe's"}};
+  options.push_back({.name = "imatrix",
+                     .kind = pare::runtime::OptionKind::text,
+                     .value_name = "FILE",
+                     .help = "also write llama.cpp's importance matrix, a .gguf file for llama-quantize"});
   for (pare::runtime::OptionSpec& option : resource_options()) options.push_back(std::move(option));
   options.push_back({.name = "dry-run", .help = "print what memory, disk and time the command will take, and stop"});
   return {.name = "calibrate",

@@ -61,7 +61,7 @@ MAY_INCLUDE = {
     "compress/predict": {"quant", "prune", "runtime/*", "compress/recipe", "compress/plan", "compress/model",
                          "compress/walk", "compress/train", "compress/reconstruct", "compress/survey"},
     "compress/report": {"quant", "runtime/*", "compress/recipe", "compress/artifact"},
-    "compress/export": {"quant", "runtime/*", "compress/artifact", "compress/run"},
+    "compress/export": {"quant", "runtime/*", "compress/artifact", "compress/walk", "compress/run"},
     "compress/run": {"quant", "prune", "distill", "runtime/*", "compress/*"},
     "compress": {"runtime/*", "compress/*"},
     "tests/emulation": {"runtime/cuda"},

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "compress/export/export_model.h"
+#include "compress/run/run_data.h"
 #include "compress/run/torch_errors.h"
+#include "compress/walk/column_squares.h"
 #include "runtime/commands/command_parts.h"
 #include "runtime/export/export_gguf.h"
 #include "runtime/system/partial_output.h"
@@ -75,13 +77,20 @@ std::vector<std::string> gguf_lines(const runtime::GgufExport& result) {
 }
 
 Written write_gguf(runtime::NamedModel& model, const std::filesystem::path& output, const runtime::GgufFormat& format,
-                   bool lossless, runtime::Console& console) {
+                   bool lossless, const std::filesystem::path& statistics, runtime::Console& console) {
   runtime::plan_gguf_export(model.described(), format);  // what is refused is refused before the weights
+  SquaresByLinear squares;
+  if (!statistics.empty()) squares = column_squares(read_statistics(statistics, model.whole()), model.whole());
+  const auto importance = [&](const runtime::LinearDescription& linear) {
+    const auto found = squares.find(linear.name);
+    return found == squares.end() ? std::span<const float>() : std::span<const float>(found->second.mean_I);
+  };
   const auto progress = runtime::stage(console, "export", "tensors");
   const runtime::GgufExport result = runtime::export_gguf(
-      model.whole(), output, format, {.lossless = lossless, .progress = [&](int64_t done, int64_t total) {
-                                        progress(static_cast<double>(done), total);
-                                      }});
+      model.whole(), output, format,
+      {.lossless = lossless, .importance = importance, .progress = [&](int64_t done, int64_t total) {
+         progress(static_cast<double>(done), total);
+       }});
   Written written{std::string(format.name) + " in GGUF (" + result.architecture + ")",
                   result.num_bytes,
                   gguf_lines(result),
@@ -111,12 +120,20 @@ void run_export(const runtime::Arguments& arguments, runtime::Console& console) 
   const std::filesystem::path output = runtime::output_place(arguments.positional(1));
   const std::string& name = arguments.text("format");
   const bool lossless = arguments.flag("lossless");
+  const ExportFormat* const folder = find_folder_format(name);
+  const std::filesystem::path statistics = arguments.given("statistics") ? arguments.text("statistics") : "";
+  if (folder != nullptr && !statistics.empty()) {
+    throw runtime::WrongUsage("--statistics belongs to the types of GGUF: leave it out, or take one of them");
+  }
+  if (folder == nullptr && output.extension() != ".gguf") {
+    throw runtime::WrongUsage("OUT is a file of GGUF, whose name ends in .gguf: found '" + output.string() + "'");
+  }
   runtime::PartialOutput::check_is_free(output, runtime::PartialOutput::Leftovers::stay);
   runtime::keep_as_private_as({std::filesystem::path(arguments.positional(0))}, output);
   runtime::NamedModel model(arguments.positional(0), true, "", console);
-  const ExportFormat* const folder = find_folder_format(name);
-  Written written = folder != nullptr ? write_folder(model, output, *folder, lossless, console)
-                                      : write_gguf(model, output, *runtime::find_gguf_format(name), lossless, console);
+  Written written = folder != nullptr
+                        ? write_folder(model, output, *folder, lossless, console)
+                        : write_gguf(model, output, *runtime::find_gguf_format(name), lossless, statistics, console);
   console.report() << runtime::visible_line(output.string()) << ": " << written.format << ", "
                    << runtime::format_bytes(written.num_bytes) << '\n';
   for (const std::string& line : written.lines) console.report() << "  " << runtime::visible_line(line) << '\n';
@@ -145,6 +162,11 @@ runtime::Command export_command() {
                        "the format to write; gguf: a GGUF file with the smallest type that holds each layer's codes",
                    .required = true,
                    .choices = formats},
+                  {.name = "statistics",
+                   .kind = runtime::OptionKind::text,
+                   .value_name = "FILE",
+                   .help = "weigh the errors of GGUF's types by the inputs' mean squares: what 'pare calibrate' has "
+                           "stored of this model"},
                   {.name = "lossless",
                    .help = "refuse to change any value of a weight (default: round to the nearest codes of the format "
                            "and print the error)"}},

@@ -15,6 +15,7 @@
 #include "compress/predict/predict.h"
 #include "compress/run/packed_source.h"
 #include "compress/run/run_data.h"
+#include "compress/walk/column_squares.h"
 #include "compress/walk/model_walk.h"
 #include "compress/walk/statistics_file.h"
 #include "runtime/commands/artifact_files.h"
@@ -89,10 +90,15 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
     throw std::runtime_error("output '" + output.string() + "' exists: remove it or choose another");
   }
   check_can_be_made(output);
+  if (!options.imatrix.empty()) {
+    runtime::PartialOutput::check_is_free(options.imatrix, runtime::PartialOutput::Leftovers::stay);
+    check_can_be_made(options.imatrix);
+  }
   const PlainSource directory(model_path, /*unpacks=*/true, progress);
   const runtime::Checkpoint checkpoint = runtime::Checkpoint::open(directory.path());
   runtime::require_listed_files(directory.path());
   check_not_quantized(checkpoint);
+  if (!options.imatrix.empty()) runtime::check_has_imatrix(checkpoint);
   const runtime::ModelDescription& model = checkpoint.description();
   runtime::InputFiles files;
   for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) files.add(checkpoint.directory() / name);
@@ -150,6 +156,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
   const auto publish_start = Clock::now();
   const std::string hash = writer.publish();
   write_seconds += runtime::seconds_since(publish_start);
+  if (!options.imatrix.empty()) write_imatrix_of(StatisticsFile::open(output), checkpoint, options.imatrix);
 
   const nlohmann::ordered_json report = {
       {"output", output.string()},

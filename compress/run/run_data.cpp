@@ -17,19 +17,6 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kSurveyContext = 512;  // tokens of a window, where the recipe does not say
 
-StatisticsFile read_statistics(const fs::path& path, const runtime::Checkpoint& checkpoint) {
-  StatisticsFile statistics = StatisticsFile::open(path);
-  const std::string model = model_hash(checkpoint);
-  if (statistics.origin().model != model) {
-    throw std::runtime_error("'" + path.string() +
-                             "' holds the statistics of another model (config.json and weights "
-                             "have hash " +
-                             statistics.origin().model + "; those of '" + checkpoint.directory().string() + "' have " +
-                             model + "): make them for this one with pare calibrate");
-  }
-  return statistics;
-}
-
 // Of the calibration's windows; a context below theirs takes their first tokens.
 runtime::ScoredWindows first_windows(const runtime::TokenWindows& all, const SensitivityRecipe& recipe,
                                      const std::string& source) {
@@ -48,6 +35,19 @@ runtime::ScoredWindows first_windows(const runtime::TokenWindows& all, const Sen
 }
 
 }  // namespace
+
+StatisticsFile read_statistics(const fs::path& path, const runtime::Checkpoint& checkpoint) {
+  StatisticsFile statistics = StatisticsFile::open(path);
+  const std::string model = model_hash(checkpoint);
+  if (statistics.origin().model != model) {
+    throw std::runtime_error("'" + path.string() +
+                             "' holds the statistics of another model (config.json and weights "
+                             "have hash " +
+                             statistics.origin().model + "; those of '" + checkpoint.directory().string() + "' have " +
+                             model + "): make them for this one with pare calibrate");
+  }
+  return statistics;
+}
 
 runtime::TokenWindows read_calibration(const CalibrationRecipe& recipe, const runtime::Tokenizer* tokenizer,
                                        const runtime::ModelDescription& model) {

@@ -18,13 +18,17 @@
 
 namespace pare::compress {
 
-// At most one of the first three, as the recipe says.
 // What the manifests of a run's phases before this one say that the last one's is to say as well.
 struct EarlierPhases {
   std::vector<std::string> events;
   std::vector<std::string> trainings;  // one JSON object each, in their order
 };
 
+// Opens a file of statistics. Throws std::runtime_error if it is of another model than the checkpoint, and what
+// StatisticsFile::open throws.
+StatisticsFile read_statistics(const std::filesystem::path& path, const runtime::Checkpoint& checkpoint);
+
+// At most one of the first three, as the recipe says.
 struct RunData {
   std::optional<runtime::TokenWindows> calibration;                      // in tokens
   std::optional<StatisticsFile> statistics;                              // of this model

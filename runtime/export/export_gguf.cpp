@@ -37,20 +37,6 @@ std::string type_name(GgufType type) {
   return std::string(gguf_block(static_cast<uint32_t>(type)).name);
 }
 
-const DecoderFamily& family_of(const Checkpoint& checkpoint) {
-  const std::string where = checkpoint.directory().string();
-  if (checkpoint.is_encoder()) {
-    throw std::invalid_argument("'" + where + "' is an encoder, and pare exports decoders alone to GGUF");
-  }
-  const std::string& name = checkpoint.description().family;
-  const DecoderFamily* const family = decoder_families().find(&DecoderFamily::name, name);
-  if (family == nullptr || family->gguf.empty()) {
-    throw std::invalid_argument("'" + where + "' is a " + name + ", which has no GGUF files; families that have: " +
-                                decoder_families().list(&DecoderFamily::name, &DecoderFamily::gguf));
-  }
-  return *family;
-}
-
 // Returns the value of `license:` in the head of a model card; "" without one.
 std::string license_of(const fs::path& folder) {
   if (!is_there(folder / "README.md")) return "";
@@ -148,7 +134,7 @@ void set_stop_tokens(const ModelDescription& model, GgufTokenizer& tokenizer) {
 
 Draft make_draft(const Checkpoint& checkpoint, const GgufFormat& format) {
   Draft draft;
-  draft.family = &family_of(checkpoint);
+  draft.family = &gguf_family(checkpoint);
   const ModelDescription& model = checkpoint.description();
   const std::string where = (checkpoint.directory() / "config.json").string();
   set_config_keys(checkpoint.config_json(), where, *draft.family, model, draft.metadata);
@@ -250,6 +236,20 @@ void refuse_losses(const Checkpoint& checkpoint, const Draft& draft) {
 }
 
 }  // namespace
+
+const DecoderFamily& gguf_family(const Checkpoint& checkpoint) {
+  const std::string where = checkpoint.directory().string();
+  if (checkpoint.is_encoder()) {
+    throw std::invalid_argument("'" + where + "' is an encoder, and pare exports decoders alone to GGUF");
+  }
+  const std::string& name = checkpoint.description().family;
+  const DecoderFamily* const family = decoder_families().find(&DecoderFamily::name, name);
+  if (family == nullptr || family->gguf.empty()) {
+    throw std::invalid_argument("'" + where + "' is a " + name + ", which has no GGUF files; families that have: " +
+                                decoder_families().list(&DecoderFamily::name, &DecoderFamily::gguf));
+  }
+  return *family;
+}
 
 GgufExport plan_gguf_export(const Checkpoint& checkpoint, const GgufFormat& format) {
   Draft draft = make_draft(checkpoint, format);

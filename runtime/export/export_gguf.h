@@ -12,6 +12,7 @@
 
 #include "runtime/export/gguf_formats.h"
 #include "runtime/model/checkpoint.h"
+#include "runtime/model/families.h"
 
 namespace pare::runtime {
 
@@ -45,6 +46,10 @@ struct GgufExport {
   // The error of all tensors together, as above.
   double relative_error = 0;
 };
+
+// Returns the row of the checkpoint's family. Throws std::invalid_argument for an encoder and for a family that has no
+// GGUF files.
+const DecoderFamily& gguf_family(const Checkpoint& checkpoint);
 
 // Checks, before any work, that the checkpoint can be exported: its family, its tokenizer, and that the file's
 // metadata, read back by the import, describe the same computation. Leaves nothing behind. Returns what is written in

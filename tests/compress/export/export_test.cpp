@@ -6,7 +6,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "compress/walk/statistics_file.h"
 #include "runtime/containers/container_table.h"
+#include "runtime/files/gguf.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/json_text.h"
@@ -215,7 +217,80 @@ TEST_F(Export, GgufFilesHaveTheSameCodes) {
   const Outcome again = exported("ct", "ct.gguf", "q8_0");
   EXPECT_EQ(again.status, 1);
   EXPECT_NE(again.err.find("exists"), std::string::npos) << again.err;
-  refused("ct", "q2_k", {"would change", "embed_tokens"}, "--lossless");
+  const Outcome unnamed = exported("ct", "ct2", "q8_0");  // no program would know it
+  EXPECT_EQ(unnamed.status, 2);
+  EXPECT_NE(unnamed.err.find(".gguf"), std::string::npos) << unnamed.err;
+  const Outcome changed = exported("ct", "changed.gguf", "q2_k", "--lossless");
+  EXPECT_EQ(changed.status, 1);
+  EXPECT_NE(changed.err.find("'model.embed_tokens.weight' would change"), std::string::npos) << changed.err;
+  EXPECT_FALSE(fs::exists(at("changed.gguf")));
+  EXPECT_FALSE(fs::exists(at("changed.gguf.partial")));
+}
+
+// The importance matrix holds the sums of squares that the statistics are means of. Blocks that are rounded by them
+// have a smaller error where inputs are large.
+TEST_F(Export, StatisticsBecomeAnImatrixAndWeighErrors) {
+  const fs::path model = fs::path(kSourceFolder) / "calibration_data/stories260k";
+  write_text(at("r.yaml"), "model: " + model.string() +
+                               "\ncalibration: {text: " + (model.parent_path() / "stories.txt").string() +
+                               ", samples: 8, tokens: 128}\npasses: [{rtn: {}}]\n");
+  const std::vector<std::string> calibrate = {"calibrate", at("r.yaml").string(), at("s.h5").string(), "--imatrix",
+                                              at("i.gguf").string()};
+  const Outcome calibrated = run_pare(calibrate);
+  ASSERT_EQ(calibrated.status, 0) << calibrated.err;
+  const Checkpoint checkpoint = Checkpoint::open(model);
+  const compress::StatisticsFile statistics = compress::StatisticsFile::open(at("s.h5"));
+  const GgufFile imatrix = GgufFile::open(at("i.gguf"));
+  EXPECT_EQ(imatrix.text("general.type"), "imatrix");
+  EXPECT_EQ(imatrix.integer("imatrix.chunk_count"), 8);
+  EXPECT_EQ(imatrix.integer("imatrix.chunk_size"), 128);
+  EXPECT_EQ(imatrix.tensors().size(), 5u * 7 * 2);
+
+  for (const char* name : {"plain.gguf", "weighed.gguf"}) {
+    std::vector<std::string> words = {"export", model.string(), at(name).string(), "--format", "q4_0"};
+    if (name == std::string("weighed.gguf")) words.insert(words.end(), {"--statistics", at("s.h5").string()});
+    ASSERT_EQ(run_pare(words).status, 0);
+  }
+  const GgufFile plain = GgufFile::open(at("plain.gguf")), weighed = GgufFile::open(at("weighed.gguf"));
+  const auto decoded = [](const GgufFile& file, const std::string& name) {
+    const GgufTensor& tensor = file.tensor(name);
+    std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
+    decode_gguf_blocks(tensor.type, tensor.data, values);
+    return values;
+  };
+  double plain_error = 0.0, weighed_error = 0.0;
+  for (size_t b = 0; b < checkpoint.description().blocks.size(); ++b) {
+    const BlockDescription& block = checkpoint.description().blocks[b];
+    const compress::LayerStatistics read =
+        statistics.read(block, Stage::feed_forward_input, compress::StatisticsNeed::hessian_diagonal);
+    const float* const mean_I = read.hessian_diagonal_I.const_data_ptr<float>();
+    const std::string name = "blk." + std::to_string(b) + ".ffn_up.weight";
+    const std::vector<float> sums = decoded(imatrix, name + ".in_sum2"), counts = decoded(imatrix, name + ".counts");
+    ASSERT_EQ(counts, std::vector<float>{8 * 128});
+    ASSERT_EQ(sums.size(), 64u);
+    for (size_t i = 0; i < sums.size(); ++i) ASSERT_EQ(sums[i], mean_I[i] * counts[0]);
+    const std::vector<float> weight_OI = weight(checkpoint, block.experts[0].up);
+    const std::vector<float> of_plain = decoded(plain, name), of_weighed = decoded(weighed, name);
+    for (size_t i = 0; i < weight_OI.size(); ++i) {
+      plain_error += mean_I[i % 64] * std::pow(static_cast<double>(weight_OI[i]) - of_plain[i], 2);
+      weighed_error += mean_I[i % 64] * std::pow(static_cast<double>(weight_OI[i]) - of_weighed[i], 2);
+    }
+  }
+  EXPECT_LT(weighed_error, plain_error);
+
+  // Statistics of another model, a folder format, an output that exists.
+  Outcome outcome = run_pare({"export", at("plain.gguf").string(), at("x.gguf").string(), "--format", "q8_0",
+                              "--statistics", at("s.h5").string()});
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.err.find("another model"), std::string::npos) << outcome.err;
+  outcome =
+      run_pare({"export", model.string(), at("x").string(), "--format", "gptq", "--statistics", at("s.h5").string()});
+  EXPECT_EQ(outcome.status, 2) << outcome.err;
+  fs::remove(at("s.h5"));
+  outcome = run_pare(calibrate);
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.err.find("i.gguf"), std::string::npos) << outcome.err;
+  EXPECT_FALSE(fs::exists(at("s.h5")));
 }
 
 // Killed at any rename, it leaves no output, and the next call makes the same bytes.
