@@ -16,6 +16,7 @@
 #include "compress/recipe/recipe_schema.h"
 #include "compress/record/record.h"
 #include "compress/report/card_file.h"
+#include "compress/report/runs_page.h"
 #include "compress/run/calibrate.h"
 #include "compress/run/pipeline.h"
 #include "compress/run/torch_errors.h"
@@ -23,6 +24,8 @@
 #include "runtime/commands/command_parts.h"
 #include "runtime/commands/commands.h"
 #include "runtime/commands/version_report.h"
+#include "runtime/system/atomic_file.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/partial_output.h"
 #include "runtime/system/private_files.h"
@@ -358,12 +361,46 @@ pare::runtime::Command card_command() {
           .run = card_of_artifact};
 }
 
+// The page is written whole or not at all, and replaces nothing.
+void report_on_runs(const pare::runtime::Arguments& arguments, pare::runtime::Console& console) {
+  std::vector<std::filesystem::path> folders;
+  for (size_t i = 0; i < arguments.num_positionals(); ++i) folders.emplace_back(arguments.positional(i));
+  const std::filesystem::path page = arguments.given("out") ? arguments.text("out") : "";
+  if (!page.empty() && pare::runtime::is_there(page)) {
+    throw std::invalid_argument("'" + page.string() + "' is there already: give --out another name, or remove it");
+  }
+  const pare::compress::FoundRuns found = pare::compress::find_runs(folders);
+  for (const std::string& line : found.skipped) console.progress().print("report: " + line);
+  console.set_result(pare::compress::runs_json(found));
+  if (!page.empty()) {
+    pare::runtime::write_file_atomically(page, pare::compress::runs_page(found));
+    console.progress().print("written: '" + page.string() + "'");
+  }
+  if (page.empty() || arguments.flag("markdown")) console.report() << pare::compress::runs_markdown(found);
+}
+
+pare::runtime::Command report_command() {
+  return {
+      .name = "report",
+      .summary = "Set results beside one another: quality against size and speed, as a page or as a table.",
+      .positionals = {{.name = "DIR",
+                       .help = "a model that pare run has made, or a folder with such models",
+                       .repeated = true}},
+      .options = {text_option("out", "FILE", "write a page for browsers, one .html file; must not exist"),
+                  {.name = "markdown", .help = "print a table for a README; without --out it is printed in any case"}},
+      .run = report_on_runs};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::vector<pare::runtime::Command> commands = {run_command(),    calibrate_command(),
-                                                  record_command(), recipes_command(),
-                                                  card_command(),   pare::compress::export_command()};
+  std::vector<pare::runtime::Command> commands = {run_command(),
+                                                  calibrate_command(),
+                                                  record_command(),
+                                                  recipes_command(),
+                                                  card_command(),
+                                                  report_command(),
+                                                  pare::compress::export_command()};
   for (pare::runtime::Command& command : pare::runtime::runtime_commands()) commands.push_back(std::move(command));
   const pare::runtime::Program program = {
       .name = "pare",

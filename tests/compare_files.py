@@ -27,7 +27,7 @@ IGNORED = {
     ],
     "progress/run.json": [*(f"content.{version}" for version in VERSIONS), "sha256"],
     "progress/[0-9]*.json": ["content.layers[[]*].seconds", "sha256"],
-    "report.json": [*REPORTED, "sha256"],
+    "report.json": [*REPORTED, "page", "sha256"],
     "eval*.json": MEASURED,
     "generated.json": ["prefill_tokens_per_second", "decode_tokens_per_second", "peak_memory_bytes"],
     "said*.json": REPORTED,  # by run, record, calibrate and tokenize with --json
@@ -35,6 +35,7 @@ IGNORED = {
 # Of what commands print for people, in files lines*.txt: lines, and ends of lines, that say how long it took and how
 # much memory the process had.
 SPOKEN = r"^(speed|peak memory) .*\n|, [0-9.]+ s, peak memory .*$"
+PAGE = "report.html"  # made of report.json and pare.json, which are compared; it shows what is measured as well
 SEALED = "training/state"  # a training state: JSON with a checksum, under a name that does not say so
 # Intended changes: (case, file, JSON path, tensor or "" for the whole file; all globs) -> why. Each use is printed.
 ROUTES = "training routes tokens to experts with the runtime's softmax, whose last bits are others than LibTorch's"
@@ -52,7 +53,8 @@ CORRECTIONS = {
 } | {
     ("*", file, place): CARDS for file, place in (
         ("*README*.md", ""), ("*pare.json", "outputs.README*"), ("*pare.json", "sizes"), ("*pare.json", "evaluations"),
-        ("*pare.json", "base_model"), ("*pare.json", "outputs"))
+        ("*pare.json", "base_model"), ("*pare.json", "outputs"), ("*report.html", ""), ("*report.json", "layer_bytes"),
+        ("said*.json", "*layer_bytes"), ("*.json", "*kl_histogram"))
 } | {
     ("help", file, "*"): "there is a command card, and recipes name their base model"
     for file in ("help.txt", "help-*.txt", "man.txt", "complete-*.txt", "recipes.md", "schema.json")
@@ -180,7 +182,7 @@ def file_differences(name, old_path, new_path):
     """Yields (place in the file, what differs)."""
     old, new = old_path.read_bytes(), new_path.read_bytes()
     base = os.path.basename(name)
-    if old == new:
+    if old == new or base == PAGE:
         return
     if base.endswith(".json") or name.endswith(SEALED):
         ignored = [place for pattern, places in IGNORED.items() if fnmatch.fnmatchcase("/" + name, "*/" + pattern)

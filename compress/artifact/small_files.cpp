@@ -157,7 +157,7 @@ SmallFiles find_small_files(const fs::path& directory) {
   for (const auto& entry : fs::directory_iterator(directory)) {
     const std::string name = entry.path().filename().string();
     if (name.starts_with('.') || name == runtime::kConfigName || name == runtime::kManifestName ||
-        name == runtime::kReportName)
+        name == runtime::kReportName || name == runtime::kReportPageName)
       continue;
     std::error_code error;  // set by a link that cannot be followed
     const fs::file_status status = entry.status(error);

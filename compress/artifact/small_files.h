@@ -18,12 +18,13 @@ struct SmallFiles {
   std::vector<std::string> others;  // everything else in the folder, sorted; folders end in '/'
 };
 
-// Lists the files in `directory` beside config.json, pare.json and report.json. Names that begin with a dot are left
-// out. These are copied: generation_config.json, tokenizer.*, tokenizer_config.json, special_tokens_map.json,
-// added_tokens.json, vocab.*, merges.txt, chat_template.*, additional_chat_templates/*.jinja, README* and LICENSE*,
-// preprocessor_config.json and processor_config.json. So are the files by which sentence-transformers knows an encoder:
-// modules.json, config_sentence_transformers.json, sentence_bert_config.json, 1_Pooling/config.json, and config.json,
-// model.safetensors and pytorch_model.bin of the modules that modules.json names behind it, as 2_Dense.
+// Lists the files in `directory` beside config.json, pare.json, report.json and report.html. Names that begin with a
+// dot are left out. These are copied: generation_config.json, tokenizer.*, tokenizer_config.json,
+// special_tokens_map.json, added_tokens.json, vocab.*, merges.txt, chat_template.*, README* and LICENSE*,
+// additional_chat_templates/*.jinja, preprocessor_config.json and processor_config.json. So are the files by which
+// sentence-transformers knows an encoder: modules.json, config_sentence_transformers.json, sentence_bert_config.json,
+// 1_Pooling/config.json, and config.json, model.safetensors and pytorch_model.bin of the modules that modules.json
+// names behind it, as 2_Dense.
 // A link is copied where it stays in the folder, or leads from a hub cache's snapshots/REV to a file of its own
 // ../../blobs. Throws std::runtime_error where config.json or a file that pare reads is a link that leads elsewhere,
 // because the output would be another model without it.

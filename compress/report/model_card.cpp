@@ -14,6 +14,7 @@
 #include "compress/recipe/recipe.h"
 #include "compress/recipe/recipe_guide.h"
 #include "compress/report/markdown_text.h"
+#include "compress/report/stored_as.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/commands/option_table.h"
 #include "runtime/model/checkpoint_files.h"
@@ -174,28 +175,6 @@ std::string passes_in_words(const std::string& recipe_text, const std::string& n
     return {};
   }
   return list;
-}
-
-// How a layer's weights are stored.
-std::string stored_as(const Json& layer) {
-  std::string text;
-  if (layer.contains("bits")) {
-    const std::string code = text_of(layer, "code");
-    text = code.empty() ? std::to_string(layer["bits"].get<int64_t>()) + " bits" : code;
-    const int64_t group = layer.at("group_size").get<int64_t>();
-    text += layer.contains("per_tensor") ? ", one scale"
-            : group < 1                  ? ", a scale per row"
-                                         : ", groups of " + std::to_string(group);
-    if (code.empty() && !layer.at("symmetric").get<bool>()) text += ", asymmetric";
-  } else {
-    text = "values";
-  }
-  const std::string pattern = text_of(layer, "pattern");
-  if (!pattern.empty()) text += "; zeros: " + pattern;
-  const std::string input = text_of(layer, "input");
-  if (!input.empty()) text += "; inputs: " + input;
-  if (layer.contains("sparsity_threshold")) text += "; small inputs are dropped";
-  return text;
 }
 
 double median(std::vector<double> values) {

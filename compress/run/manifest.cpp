@@ -239,6 +239,7 @@ std::string report_json(const RunReport& report) {
                {"bits_per_weight", report.bits_per_weight},
                {"bits_per_weight_without_head", report.bits_per_weight_without_head},
                {"layers", report.num_layers},
+               {"layer_bytes", report.layer_bytes},
                {"resumed_blocks", report.num_resumed_blocks},
                {"events", report.events}};
   for (const runtime::EvaluationRow* row : runtime::evaluation_rows()) {

@@ -48,6 +48,7 @@ struct RunReport {
   double bits_per_weight = 0.0;  // with embedding and head
   double bits_per_weight_without_head = 0.0;
   int64_t num_layers = 0;
+  std::map<std::string, int64_t> layer_bytes;  // of the layers that passes worked on, as they are stored
   int64_t num_resumed_blocks = 0;
   std::vector<std::string> events;
   std::vector<EvaluationReport> evaluations;

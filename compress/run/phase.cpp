@@ -9,6 +9,7 @@
 #include "compress/passes/compress_stage.h"
 #include "compress/recipe/recipe_inputs.h"
 #include "compress/report/model_card.h"
+#include "compress/report/report_page.h"
 #include "compress/train/training_report.h"
 #include "compress/walk/original_stream.h"
 #include "runtime/commands/artifact_files.h"
@@ -112,6 +113,10 @@ void complete_report(const Artifact& artifact, runtime::MemorySampler& memory, P
   if (phase.choice) report.budget = to_json(*phase.choice, /*curve=*/true);
   report.output = phase.output;
   report.num_layers = static_cast<int64_t>(records.size());
+  const std::vector<std::string> names = written.tensor_names();
+  for (const LayerRecord& record : records) {
+    report.layer_bytes[record.name] = runtime::linear_bytes(written, names, record.name);
+  }
   report.events = events_of_run(phase.plan, phase.data, records);
   report.earlier_trainings = phase.data.earlier.trainings;
   report.seconds = runtime::seconds_since(phase.start);
@@ -274,7 +279,13 @@ std::string finish(const std::map<std::string, std::string>& extra_files, Artifa
   complete_report(artifact, memory, phase);
   write_manifest(artifact, phase);
   const std::string json = report_json(phase.report);
-  artifact.write_file(runtime::kReportName, runtime::seal_json(json));
+  std::string stored = json;
+  if (phase.is_last) {
+    const std::string page = report_page(json, manifest_of(artifact, phase, {}), phase.output.filename().string());
+    artifact.write_file(runtime::kReportPageName, page);
+    stored = with_page(json, page);
+  }
+  artifact.write_file(runtime::kReportName, runtime::seal_json(stored));
   check_unchanged(phase);
   check_gates(phase.recipe.fail_if, phase.report, artifact.artifact_directory());
   artifact.publish();

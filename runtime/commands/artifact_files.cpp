@@ -92,6 +92,21 @@ void check_report(const fs::path& report, Seal manifest, FileCheck& result) {
                             ": its own \"sha256\" is gone: it was changed or damaged after it was written");
 }
 
+// Compares report.html with the SHA-256 that report.json has of it; returns whether it has one.
+bool check_page(const fs::path& directory, FileCheck& result) {
+  if (!is_there(directory / kReportName)) return false;
+  nlohmann::json report;
+  try {
+    report = parse_json(read_text_file(directory / kReportName), kReportName);
+  } catch (const std::runtime_error&) {
+    return false;  // its own checksum says so
+  }
+  if (!report.is_object() || !report.contains(kPageMember) || !report[kPageMember].is_string()) return false;
+  check_digest(directory, kReportPageName, report[kPageMember].get<std::string>(), result.problems);
+  ++result.num_files;
+  return true;
+}
+
 // Returns the names, sorted, without those that begin with a dot.
 std::vector<std::string> names_in(const fs::path& directory) {
   std::vector<std::string> names;
@@ -151,6 +166,7 @@ FileCheck check_files(const fs::path& directory, WhichFiles which,
   // A run measures, and writes a report. An export does not.
   const bool has_report = is_there(report) || manifest_member(directory, kExportMember).is_null();
   if (which == WhichFiles::all && has_report) check_report(report, seal, result);
+  const bool has_page = which == WhichFiles::all && check_page(directory, result);
   int64_t num_done = 0;
   const auto num_outputs = static_cast<int64_t>(outputs.size());
   if (progress && num_outputs > 0) progress(0, num_outputs);
@@ -166,6 +182,7 @@ FileCheck check_files(const fs::path& directory, WhichFiles which,
   }
   for (const std::string& name : names_in(directory)) {
     if (outputs.contains(name) || name == kManifestName || name == kReportName) continue;
+    if (name == kReportPageName && has_page) continue;
     const std::string extension = fs::path(name).extension().string();
     if (which != WhichFiles::all && extension != ".json" && extension != ".safetensors") continue;
     result.problems.push_back((directory / name).string() +

@@ -17,6 +17,8 @@ namespace pare::runtime {
 inline constexpr const char* kManifestName = "pare.json";
 inline constexpr const char* kReportName = "report.json";
 inline constexpr const char* kExportMember = "export";  // of the pare.json of an exported model
+inline constexpr const char* kReportPageName = "report.html";  // made of report.json, which has its SHA-256
+inline constexpr const char* kPageMember = "page";             // under this name
 
 // Returns the member of the pare.json in `directory`; null if there is no such file or member, or if it is damaged.
 nlohmann::json manifest_member(const std::filesystem::path& directory, const std::string& member);

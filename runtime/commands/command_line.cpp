@@ -118,7 +118,7 @@ bool accepts(const OptionSpec& option, const std::string& value) {
 std::string usage_line(const Program& program, const Command& command) {
   std::string line = "Usage: " + program.name + " " + command.name;
   for (const PositionalSpec& positional : command.positionals) {
-    line += positional.optional ? " [" + positional.name + "]" : " " + positional.name;
+    line += " " + positional.shown();
   }
   for (const OptionSpec& option : command.options) {
     if (option.required) line += " --" + option.name + " " + option.value_name;
@@ -284,7 +284,7 @@ class ArgumentParser {
       throw WrongUsage("argument " + command_.positionals[found.size()].name + " is missing" +
                        get_help(program_, command_));
     }
-    if (found.size() > num_expected) {
+    if (found.size() > num_expected && !(num_expected > 0 && command_.positionals.back().repeated)) {
       throw WrongUsage("unexpected argument '" + found[num_expected] + "'" + get_help(program_, command_));
     }
   }

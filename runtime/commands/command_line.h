@@ -65,6 +65,9 @@ struct PositionalSpec {
   std::string help;
   bool optional = false;                // and so are those after it
   std::vector<std::string> words = {};  // what shells complete it by; empty: names of files
+  bool repeated = false;                // the last one: any number of words may follow
+  // As in a line of usage: "DIR", "[PASS]", "DIR...".
+  std::string shown() const { return optional ? "[" + name + "]" : repeated ? name + "..." : name; }
 };
 
 // The words of one command, checked against its specification; names that it does not have are a fault of the program

@@ -101,7 +101,8 @@ std::string zsh_option(const OptionSpec& option) {
 
 std::string zsh_positional(const PositionalSpec& positional, size_t number) {
   const std::string values = positional.words.empty() ? "_files" : "(" + words_of(positional.words) + ")";
-  return std::to_string(number) + (positional.optional ? "::" : ":") + zsh_part(positional.name) + ":" + values;
+  const std::string place = positional.repeated ? "*" : std::to_string(number);
+  return place + (positional.optional ? "::" : ":") + zsh_part(positional.name) + ":" + values;
 }
 
 }  // namespace

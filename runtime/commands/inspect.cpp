@@ -23,17 +23,6 @@ TensorSummary summarize(const std::string& name, const TensorLayout& tensor) {
   return {name, std::string(dtype_name(tensor.dtype)), tensor.shape, tensor.num_bytes()};
 }
 
-// Returns the bytes of the linear as it is stored, without its bias. `names` has all tensors, sorted.
-int64_t stored_bytes(const Checkpoint& checkpoint, const std::vector<std::string>& names, const std::string& linear) {
-  const std::string prefix = linear + ".";
-  int64_t num_bytes = 0;
-  for (auto name = std::lower_bound(names.begin(), names.end(), prefix); name != names.end(); ++name) {
-    if (!name->starts_with(prefix)) break;
-    if (*name != prefix + "bias") num_bytes += checkpoint.layout(*name).num_bytes();
-  }
-  return num_bytes;
-}
-
 std::vector<LayerSparsity> inspect_sparsity(const Checkpoint& checkpoint) {
   std::vector<LayerSparsity> layers;
   const std::map<std::string, SparsityClaim> claims = sparsity_claims(checkpoint);
@@ -44,7 +33,7 @@ std::vector<LayerSparsity> inspect_sparsity(const Checkpoint& checkpoint) {
     if (claim == claims.end()) continue;
     throw_if_interrupted();
     LayerSparsity& layer = layers.emplace_back(layer_sparsity(checkpoint.linear(linear), claim->second));
-    layer.bits_per_weight = 8.0 * static_cast<double>(stored_bytes(checkpoint, names, linear.name)) /
+    layer.bits_per_weight = 8.0 * static_cast<double>(linear_bytes(checkpoint, names, linear.name)) /
                             static_cast<double>(layer.num_weights);
     checkpoint.drop_pages(linear);
   }
@@ -234,6 +223,16 @@ void append_thresholds(std::ostringstream& text, const SparsityThresholds& thres
 
 }  // namespace
 
+int64_t linear_bytes(const Checkpoint& checkpoint, const std::vector<std::string>& names, const std::string& linear) {
+  const std::string prefix = linear + ".";
+  int64_t num_bytes = 0;
+  for (auto name = std::lower_bound(names.begin(), names.end(), prefix); name != names.end(); ++name) {
+    if (!name->starts_with(prefix)) break;
+    if (*name != prefix + "bias") num_bytes += checkpoint.layout(*name).num_bytes();
+  }
+  return num_bytes;
+}
+
 WeightSizes weight_sizes(const Checkpoint& checkpoint) {
   const std::vector<std::string> names = checkpoint.tensor_names();  // sorted
   WeightSizes sizes;
@@ -241,7 +240,7 @@ WeightSizes weight_sizes(const Checkpoint& checkpoint) {
       checkpoint.is_encoder() ? block_linears(checkpoint.encoder()) : block_linears(checkpoint.description());
   for (const LinearDescription& linear : linears) {
     sizes.linear_parameters += linear.num_out * linear.num_in;
-    sizes.linear_bytes += stored_bytes(checkpoint, names, linear.name);
+    sizes.linear_bytes += linear_bytes(checkpoint, names, linear.name);
   }
   sizes.all_parameters = sizes.linear_parameters;
   sizes.all_bytes = sizes.linear_bytes;
@@ -254,7 +253,7 @@ WeightSizes weight_sizes(const Checkpoint& checkpoint) {
   }
   for (const LinearDescription& end : ends) {
     sizes.all_parameters += end.num_out * end.num_in;
-    sizes.all_bytes += stored_bytes(checkpoint, names, end.name);
+    sizes.all_bytes += linear_bytes(checkpoint, names, end.name);
   }
   return sizes;
 }

@@ -27,6 +27,9 @@ struct WeightSizes {
 };
 WeightSizes weight_sizes(const Checkpoint& checkpoint);
 
+// Returns the bytes of a linear as it is stored, without its bias. `names` has all tensors of the checkpoint, sorted.
+int64_t linear_bytes(const Checkpoint& checkpoint, const std::vector<std::string>& names, const std::string& linear);
+
 struct TensorSummary {
   std::string name;
   std::string dtype;  // "BF16"; in a GGUF "Q4_K"

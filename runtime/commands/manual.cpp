@@ -61,7 +61,7 @@ void append_option_entry(std::ostringstream& page, const OptionSpec& option) {
 void append_command(std::ostringstream& page, const Command& command) {
   page << ".SS " << roff(command.name);
   for (const PositionalSpec& positional : command.positionals) {
-    page << ' ' << roff(positional.optional ? "[" + positional.name + "]" : positional.name);
+    page << ' ' << roff(positional.shown());
   }
   page << " [options]\n" << roff(command.summary) << '\n';
   for (const PositionalSpec& positional : command.positionals) {

@@ -239,6 +239,14 @@ Comparison compare_means(std::span<const WindowMeans> means, std::vector<float> 
   result.perplexity_difference.value = perplexity - reference_perplexity;
   result.kl_mean = estimate(means, [](const WindowMeans& w) { return w.kl; });
   result.top1_agreement = estimate(means, [](const WindowMeans& w) { return w.agreement; });
+  std::sort(kl.begin(), kl.end());
+  auto begin = kl.begin();
+  for (const double edge : kl_edges()) {
+    const auto end = std::lower_bound(begin, kl.end(), static_cast<float>(edge));
+    result.kl_counts.push_back(end - begin);
+    begin = end;
+  }
+  result.kl_counts.push_back(kl.end() - begin);
   result.kl = token_statistics(std::move(kl));
   result.probability_change_mean = estimate(means, [](const WindowMeans& w) { return w.change; });
   result.probability_change = token_statistics(std::move(change));
@@ -322,6 +330,13 @@ class PerplexityMeasurement : public Measurement {
 };
 
 }  // namespace
+
+std::vector<double> kl_edges() {
+  constexpr int kPerDecade = 4, kLowest = -5, kHighest = 2;
+  std::vector<double> edges;
+  for (int i = kPerDecade * kLowest; i <= kPerDecade * kHighest; ++i) edges.push_back(std::pow(10.0, i / 4.0));
+  return edges;
+}
 
 Estimate estimate_over_windows(std::span<const double> values) {
   const auto num = static_cast<double>(values.size());

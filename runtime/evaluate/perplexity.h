@@ -80,12 +80,17 @@ struct Comparison {
   Estimate perplexity_difference;  // Q - P
   Estimate kl_mean;                // KL(P || Q) per token, in nats
   TokenStatistics kl;              // the same, over all tokens
+  std::vector<int64_t> kl_counts;  // of tokens: below, between and above the edges of kl_edges
   // How much Q's probability of the text's own token exceeds P's.
   Estimate probability_change_mean;
   TokenStatistics probability_change;
   double nll_correlation = 0.0;  // between the windows' losses under P and Q
   Estimate top1_agreement;       // share of positions with the same most probable token
 };
+
+// Returns the inner edges of a histogram of tokens' KL: four in each power of ten from 1e-5 to 100 nats. Its first
+// count is of what lies below the first edge, and its last of what does not lie below the last one.
+std::vector<double> kl_edges();
 
 struct Perplexity : EvaluationResult {
   std::string protocol;  // its name

@@ -59,6 +59,7 @@ std::string Perplexity::to_json() const {
     json["kl_p95"] = comparison->kl.percentile(95.0);
     json["kl_p99"] = comparison->kl.percentile(99.0);
     json["kl_max"] = comparison->kl.most;
+    json["kl_histogram"] = {{"edges", kl_edges()}, {"counts", comparison->kl_counts}};
     json["kl"] = statistics_json(comparison->kl);
     json["probability_change"] = statistics_json(comparison->probability_change);
     put("probability_change_mean", comparison->probability_change_mean, "probability_change_standard_error");

@@ -46,7 +46,8 @@ TracedOutcome run_pare_disturbed(const std::vector<std::string>& arguments, int 
 
 void write_text(const std::filesystem::path& path, const std::string& text);
 
-// Returns the SHA-256 of every file below `directory` that is inside the promise of equal bytes: all but report.json.
+// Returns the SHA-256 of every file below `directory` that is inside the promise of equal bytes: all but report.json
+// and report.html.
 std::map<std::string, std::string> promised_files(const std::filesystem::path& directory);
 
 // Returns tests/golden/families/NAME.

@@ -67,8 +67,8 @@ class SmallFilesOfAModel : public testing::Test {
 
   TemporaryFolder folder_{"small-files"};
   fs::path model_ = folder_ / "model";
-  const std::set<std::string> whole_ = {"README.md",   "config.json",    "model.safetensors",    "pare.json",
-                                        "report.json", "tokenizer.json", "tokenizer_config.json"};
+  const std::set<std::string> whole_ = {"README.md",   "config.json", "model.safetensors", "pare.json",
+                                        "report.html", "report.json", "tokenizer.json",    "tokenizer_config.json"};
 };
 
 TEST_F(SmallFilesOfAModel, ThoseOfTheListAreCopiedAndOthersNamed) {

@@ -150,7 +150,8 @@ std::map<std::string, std::string> promised_files(const fs::path& directory) {
   std::map<std::string, std::string> hashes;
   for (const auto& entry : fs::recursive_directory_iterator(directory)) {
     const std::string name = entry.path().lexically_relative(directory).string();
-    if (entry.is_regular_file() && name != "report.json") hashes[name] = sha256_file(entry.path());
+    if (!entry.is_regular_file() || name == "report.json" || name == "report.html") continue;
+    hashes[name] = sha256_file(entry.path());
   }
   return hashes;
 }

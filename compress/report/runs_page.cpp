@@ -1,0 +1,303 @@
+#include "compress/report/runs_page.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <stdexcept>
+
+#include "compress/report/html.h"
+#include "compress/report/markdown_text.h"
+#include "compress/report/plot.h"
+#include "compress/report/stored_as.h"
+#include "runtime/commands/artifact_files.h"
+#include "runtime/system/atomic_file.h"
+#include "runtime/system/input_files.h"
+#include "runtime/system/json_text.h"
+#include "runtime/system/progress.h"
+
+namespace pare::compress {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+using Value = std::optional<double>;
+
+Value finite(const Json& json, const char* key) {
+  if (!json.contains(key) || !json[key].is_number()) return std::nullopt;
+  const double value = json[key].get<double>();
+  return std::isfinite(value) ? Value(value) : std::nullopt;
+}
+
+// How most layers are stored, and by which pass.
+std::string scheme_of_most(const Json& manifest) {
+  std::map<std::string, int> counts;
+  for (const Json& layer : manifest.at("layers")) {
+    ++counts[layer.at("method").get<std::string>() + ": " + stored_as(layer)];
+  }
+  const auto most = std::ranges::max_element(counts, {}, [](const auto& entry) { return entry.second; });
+  return most == counts.end() ? "" : most->first;
+}
+
+// What report.json says of the speed of the evaluation on that data.
+Value speed_on(const Json& report, const std::string& data) {
+  for (const Json& member : report) {
+    if (!member.is_array()) continue;
+    for (const Json& result : member) {
+      if (result.is_object() && result.contains("protocol_label") && result["protocol_label"] == data) {
+        return finite(result, "tokens_per_second");
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+// The figures of an evaluation that gives perplexities; nothing of others.
+std::optional<RunFigures> measured(RunFigures run, const Json& evaluation, const Json& report) {
+  constexpr const char *kPerplexity = "perplexity", *kKl = "kl_mean", *kAgreement = "top1_agreement";
+  run.data = evaluation.at("data").get<std::string>();
+  for (const Json& figure : evaluation.at("figures")) {
+    const std::string name = figure.at("name").get<std::string>();
+    if (name == kPerplexity) {
+      run.perplexity = finite(figure, "value");
+      run.perplexity_error = finite(figure, "standard_error");
+      run.reference_perplexity = finite(figure, "reference");
+    } else if (name == kKl) {
+      run.kl = finite(figure, "value");
+      run.kl_error = finite(figure, "standard_error");
+    } else if (name == kAgreement) {
+      run.agreement = finite(figure, "value");
+    }
+  }
+  if (!run.perplexity) return std::nullopt;
+  run.tokens_per_second = speed_on(report, run.data);
+  return run;
+}
+
+std::vector<RunFigures> figures_of(const fs::path& folder) {
+  const auto read = [&](const char* name) {
+    return runtime::parse_ordered_json(runtime::read_text_file(folder / name), name);
+  };
+  const Json manifest = read(runtime::kManifestName), report = read(runtime::kReportName);
+  RunFigures run;
+  run.name = (folder.filename().empty() ? folder.parent_path() : folder).filename().string();
+  run.stored_as = scheme_of_most(manifest);
+  run.bytes = finite(report, "output_bytes").value_or(0.0);
+  run.bits_per_weight = finite(report, "bits_per_weight_without_head");
+  std::vector<RunFigures> runs;
+  if (manifest.contains("evaluations")) {
+    for (const Json& evaluation : manifest["evaluations"]) {
+      if (const std::optional<RunFigures> row = measured(run, evaluation, report)) runs.push_back(*row);
+    }
+  }
+  if (runs.empty()) runs.push_back(std::move(run));
+  return runs;
+}
+
+// What most runs were measured on.
+std::string most_common_data(const std::vector<RunFigures>& runs) {
+  std::map<std::string, int> counts;
+  for (const RunFigures& run : runs) {
+    if (run.perplexity) ++counts[run.data];
+  }
+  const auto most = std::ranges::max_element(counts, {}, [](const auto& entry) { return entry.second; });
+  return most == counts.end() ? "" : most->first;
+}
+
+bool all_have_kl(const std::vector<RunFigures>& runs, const std::string& data) {
+  return std::ranges::all_of(runs, [&](const RunFigures& run) { return run.data != data || run.kl.has_value(); });
+}
+
+std::string with_error(const Value& value, const Value& error, int num_decimals) {
+  if (!value) return {};
+  return runtime::format_number(*value, num_decimals) +
+         (error ? " ± " + runtime::format_number(*error, num_decimals) : "");
+}
+
+// Quality against a figure of the runs; `best` are joined by a line.
+Plot plot_of(const std::vector<RunFigures>& runs, const std::string& data,
+             const std::function<Value(const RunFigures&)>& across, const std::vector<size_t>& best, Plot plot) {
+  const bool by_kl = all_have_kl(runs, data);
+  const auto up = [&](const RunFigures& run) { return by_kl ? run.kl : run.perplexity; };
+  PlotSeries dots{"results", PlotMark::dots, {}, {}}, front{"none is as small and better", PlotMark::line, {}, {}};
+  for (const RunFigures& run : runs) {
+    const Value x = across(run), y = up(run);
+    if (run.data != data || !x || !y) continue;
+    dots.x.push_back(*x);
+    dots.y.push_back(*y);
+    dots.error.push_back((by_kl ? run.kl_error : run.perplexity_error).value_or(0.0));
+    dots.names.push_back(run.name);
+  }
+  for (const size_t i : best) {
+    front.x.push_back(across(runs[i]).value());
+    front.y.push_back(up(runs[i]).value());
+  }
+  plot.y = {by_kl ? "KL divergence from the original (nats per token)" : "perplexity", true};
+  plot.series = {dots};
+  if (!best.empty()) plot.series.push_back(front);
+  plot.names_points = true;
+  return plot;
+}
+
+std::string pictures(const std::vector<RunFigures>& runs, const std::string& data) {
+  if (data.empty()) return {};
+  const auto size = [](const RunFigures& run) { return Value(run.bytes / 1e6); };
+  const auto speed = [](const RunFigures& run) { return run.tokens_per_second; };
+  return "<p>The pictures show what was measured as: " + html_text(data) + ".</p>\n" +
+         plot_figure(plot_of(runs, data, size, best_runs(runs, data),
+                             {.id = "size",
+                              .title = "Quality against size",
+                              .description = "A dot for each result. To the left and below is better.",
+                              .x = {"weight files (MB)"},
+                              .y = {},
+                              .series = {}})) +
+         plot_figure(plot_of(runs, data, speed, {},
+                             {.id = "speed",
+                              .title = "Quality against the speed of the evaluation, both models together",
+                              .description = "A dot for each result. To the right and below is better.",
+                              .x = {"tokens per second, on each run's own machine"},
+                              .y = {},
+                              .series = {}}));
+}
+
+HtmlTable table_of(const std::vector<RunFigures>& runs) {
+  HtmlTable table{.caption = std::to_string(runs.size()) + (runs.size() == 1 ? " row" : " rows"),
+                  .columns = {"result", "stored as", "size", "bits per weight", "perplexity", "±", "original's", "KL",
+                              "± of KL", "same most probable token", "tokens per second", "measured"},
+                  .rows = {},
+                  .is_wide = true};
+  const auto cell = [](const Value& value, int num_decimals) {
+    return value ? HtmlCell{runtime::format_number(*value, num_decimals), value} : HtmlCell{""};
+  };
+  for (const RunFigures& run : runs) {
+    table.rows.push_back({{run.name},
+                          {run.stored_as},
+                          {runtime::format_bytes(static_cast<int64_t>(run.bytes)), run.bytes},
+                          cell(run.bits_per_weight, 3),
+                          cell(run.perplexity, 4),
+                          cell(run.perplexity_error, 4),
+                          cell(run.reference_perplexity, 4),
+                          cell(run.kl, 5),
+                          cell(run.kl_error, 5),
+                          cell(run.agreement, 4),
+                          cell(run.tokens_per_second, 1),
+                          {run.data.empty() ? "nothing" : run.data}});
+  }
+  return table;
+}
+
+}  // namespace
+
+FoundRuns find_runs(const std::vector<fs::path>& folders) {
+  FoundRuns found;
+  std::set<fs::path> seen;
+  const auto skip = [&](const fs::path& folder, const std::string& why) {
+    found.skipped.push_back("'" + folder.string() + "' is skipped: " + why);
+  };
+  const auto take = [&](const fs::path& folder) {
+    if (!seen.insert(fs::weakly_canonical(folder)).second) return;
+    for (const char* name : {runtime::kManifestName, runtime::kReportName}) {
+      if (!runtime::is_there(folder / name)) return skip(folder, std::string("it has no ") + name);
+    }
+    try {
+      const std::vector<RunFigures> runs = figures_of(folder);
+      found.runs.insert(found.runs.end(), runs.begin(), runs.end());
+    } catch (const std::exception& error) {
+      skip(folder, error.what());
+    }
+  };
+  for (const fs::path& folder : folders) {
+    if (!fs::is_directory(folder)) {
+      throw std::invalid_argument("'" + folder.string() +
+                                  "' is no folder: expected results of 'pare run', or a folder that they lie in");
+    }
+    if (runtime::is_there(folder / runtime::kManifestName)) {
+      take(folder);
+      continue;
+    }
+    std::vector<fs::path> inner;
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      if (entry.is_directory() && !entry.path().filename().string().starts_with('.')) inner.push_back(entry.path());
+    }
+    if (inner.empty()) skip(folder, "it holds no result");
+    std::ranges::sort(inner);
+    for (const fs::path& each : inner) take(each);
+  }
+  if (found.runs.empty()) {
+    std::string reasons;
+    for (const std::string& line : found.skipped) reasons += "; " + line;
+    throw std::invalid_argument("no result of 'pare run' to report on" + reasons);
+  }
+  std::ranges::stable_sort(found.runs, {}, &RunFigures::bytes);
+  return found;
+}
+
+std::vector<size_t> best_runs(const std::vector<RunFigures>& runs, const std::string& data) {
+  const bool by_kl = all_have_kl(runs, data);
+  const auto loss = [&](size_t i) { return by_kl ? runs[i].kl : runs[i].perplexity; };
+  std::vector<size_t> order;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (runs[i].data == data && loss(i)) order.push_back(i);
+  }
+  std::ranges::stable_sort(order, [&](size_t a, size_t b) {
+    return runs[a].bytes != runs[b].bytes ? runs[a].bytes < runs[b].bytes : *loss(a) < *loss(b);
+  });
+  std::vector<size_t> best;
+  for (const size_t i : order) {
+    if (best.empty() || *loss(i) < *loss(best.back())) best.push_back(i);
+  }
+  return best;
+}
+
+std::string runs_page(const FoundRuns& found) {
+  const std::string title = "Results beside one another";
+  std::string body = "<header>\n<h1>" + title + "</h1>\n</header>\n<main>\n" +
+                     pictures(found.runs, most_common_data(found.runs)) +
+                     html_section("results", "All results", html_table(table_of(found.runs)));
+  std::string skipped;
+  for (const std::string& line : found.skipped) skipped += "<li>" + html_text(line) + "</li>\n";
+  if (!skipped.empty()) body += html_section("skipped", "Skipped", "<ul>\n" + skipped + "</ul>\n");
+  return html_page(title, body +
+                              "</main>\n<footer>Made by pare report, of each result's pare.json and "
+                              "report.json.</footer>\n");
+}
+
+std::string runs_markdown(const FoundRuns& found) {
+  std::string text =
+      "| result | stored as | size | bits per weight | perplexity | KL from the original "
+      "|\n|---|---|---|---|---|---|\n";
+  std::set<std::string> data;
+  for (const RunFigures& run : found.runs) {
+    if (!run.data.empty()) data.insert(run.data);
+    text += "| " + markdown_text(run.name) + " | " + markdown_text(run.stored_as) + " | " +
+            runtime::format_bytes(static_cast<int64_t>(run.bytes)) + " | " +
+            with_error(run.bits_per_weight, std::nullopt, 3) + " | " +
+            with_error(run.perplexity, run.perplexity_error, 3) + " | " + with_error(run.kl, run.kl_error, 5) + " |\n";
+  }
+  for (const std::string& label : data) text += "\nMeasured: " + markdown_text(label) + ".\n";
+  return text;
+}
+
+std::string runs_json(const FoundRuns& found) {
+  Json rows = Json::array();
+  for (const RunFigures& run : found.runs) {
+    Json row = {{"name", run.name}, {"stored_as", run.stored_as}, {"output_bytes", run.bytes}, {"data", run.data}};
+    const auto put = [&](const char* key, const Value& value) {
+      if (value) row[key] = *value;
+    };
+    put("bits_per_weight_without_head", run.bits_per_weight);
+    put("perplexity", run.perplexity);
+    put("standard_error", run.perplexity_error);
+    put("reference_perplexity", run.reference_perplexity);
+    put("kl_mean", run.kl);
+    put("kl_standard_error", run.kl_error);
+    put("top1_agreement", run.agreement);
+    put("tokens_per_second", run.tokens_per_second);
+    rows.push_back(std::move(row));
+  }
+  return runtime::json_text(Json{{"runs", rows}, {"skipped", found.skipped}});
+}
+
+}  // namespace pare::compress

@@ -1,0 +1,40 @@
+// `pare report`: many results beside one another, as a page, and as a table for a README.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace pare::compress {
+
+// What is known of a result's quality on one text, and of its size.
+struct RunFigures {
+  std::string name;       // of its folder
+  std::string data;       // what was measured on what; empty: nothing was measured
+  std::string stored_as;  // of most layers
+  double bytes = 0.0;     // of the weight files
+  std::optional<double> bits_per_weight, perplexity, perplexity_error, reference_perplexity, kl, kl_error, agreement;
+  std::optional<double> tokens_per_second;  // of the evaluation, of both models together
+};
+
+struct FoundRuns {
+  std::vector<RunFigures> runs;      // by size
+  std::vector<std::string> skipped;  // folders with the reason, as sentences
+};
+
+// Reads pare.json and report.json of each folder, or of the folders in it where it has no pare.json itself. Of several
+// evaluations of perplexity each is a row. Folders without results are skipped. Throws std::invalid_argument where no
+// result is left, or a folder is none.
+FoundRuns find_runs(const std::vector<std::filesystem::path>& folders);
+
+// Returns the runs measured on `data` than which no other is better and as small: their indices, by size. Better is a
+// lower KL where all of them have one, else a lower perplexity.
+std::vector<size_t> best_runs(const std::vector<RunFigures>& runs, const std::string& data);
+
+// Return the page, a table in Markdown, and the rows as a JSON object.
+std::string runs_page(const FoundRuns& found);
+std::string runs_markdown(const FoundRuns& found);
+std::string runs_json(const FoundRuns& found);
+
+}  // namespace pare::compress

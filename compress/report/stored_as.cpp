@@ -1,0 +1,31 @@
+#include "compress/report/stored_as.h"
+
+#include <nlohmann/json.hpp>
+
+namespace pare::compress {
+
+std::string stored_as(const nlohmann::ordered_json& layer) {
+  const auto text_of = [&](const char* key) {
+    return layer.contains(key) && layer[key].is_string() ? layer[key].get<std::string>() : std::string();
+  };
+  std::string text;
+  if (layer.contains("bits")) {
+    const std::string code = text_of("code");
+    text = code.empty() ? std::to_string(layer["bits"].get<int64_t>()) + " bits" : code;
+    const int64_t group = layer.at("group_size").get<int64_t>();
+    text += layer.contains("per_tensor") ? ", one scale"
+            : group < 1                  ? ", a scale per row"
+                                         : ", groups of " + std::to_string(group);
+    if (code.empty() && !layer.at("symmetric").get<bool>()) text += ", asymmetric";
+  } else {
+    text = "values";
+  }
+  const std::string pattern = text_of("pattern");
+  if (!pattern.empty()) text += "; zeros: " + pattern;
+  const std::string input = text_of("input");
+  if (!input.empty()) text += "; inputs: " + input;
+  if (layer.contains("sparsity_threshold")) text += "; small inputs are dropped";
+  return text;
+}
+
+}  // namespace pare::compress

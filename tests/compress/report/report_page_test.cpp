@@ -1,0 +1,290 @@
+// Reports as pages: read by Python's HTML parser, and shown by a headless browser where there is one.
+#include "compress/report/report_page.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "compress/report/html.h"
+#include "compress/report/plot.h"
+#include "compress/report/runs_page.h"
+#include "runtime/system/atomic_file.h"
+#include "tests/compress/run_pare.h"
+#include "tests/expect_error.h"
+#include "tests/places.h"
+
+namespace pare::test {
+using namespace compress;
+using namespace runtime;
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+// The browser that this machine has; "" for none.
+std::string browser() {
+  for (const char* name : {"chromium-headless-shell", "chromium", "google-chrome"}) {
+    const std::string path = std::string("/usr/bin/") + name;
+    if (fs::exists(path)) return path;
+  }
+  return "";
+}
+
+// What check_page.py says of a page.
+Json checked(const fs::path& page, const std::string& with_browser = {}) {
+  const std::string line = std::string("python3 '") + kSourceFolder + "/tests/compress/report/check_page.py' '" +
+                           page.string() + "' " + with_browser;
+  FILE* const pipe = ::popen(line.c_str(), "r");
+  std::string text;
+  std::array<char, 4096> buffer;
+  while (const size_t size = std::fread(buffer.data(), 1, buffer.size(), pipe)) text.append(buffer.data(), size);
+  EXPECT_EQ(::pclose(pipe), 0) << page;
+  return Json::parse(text, nullptr, /*allow_exceptions=*/false);
+}
+
+class ReportPages : public testing::Test {
+ protected:
+  Outcome run(const std::string& passes, const std::string& out, const std::string& more = {}) {
+    write_text(folder_ / "recipe.yaml",
+               "model: " + std::string(kSourceFolder) + "/calibration_data/stories260k\npasses:\n" + passes + more);
+    return run_pare({"run", (folder_ / "recipe.yaml").string(), "--out", (folder_ / out).string(), "--quiet"});
+  }
+  TemporaryFolder folder_{"report-pages"};
+  const std::string evaluate_ = "evaluate:\n  - perplexity: {text: " + std::string(kSourceFolder) +
+                                "/calibration_data/stories.txt, context: 64, windows: 3}\n";
+};
+
+TEST_F(ReportPages, ARunHasOneThatSaysWhatItsFilesSay) {
+  ASSERT_EQ(run("  - rtn: {bits: 4, group_size: -1}\n", "out", evaluate_).status, 0);
+  const Json page = checked(folder_ / "out" / "report.html");
+  const Json report = Json::parse(read_text_file(folder_ / "out" / "report.json"));
+  const Json manifest = Json::parse(read_text_file(folder_ / "out" / "pare.json"));
+  EXPECT_EQ(page.at("pictures"), 4);  // the KL of tokens and the layers' errors, each in two sizes
+  const auto table = std::ranges::find_if(page.at("tables"), [](const Json& t) { return t[0][0] == "layer"; });
+  ASSERT_NE(table, page.at("tables").end());
+  ASSERT_EQ(table->size(), manifest.at("layers").size() + 1);
+  int64_t num_bytes = 0;
+  for (size_t i = 0; i < manifest.at("layers").size(); ++i) {
+    const Json& layer = manifest.at("layers")[i];
+    EXPECT_EQ((*table)[i + 1][0], layer.at("name"));
+    num_bytes += report.at("layer_bytes").at(layer.at("name").get<std::string>()).get<int64_t>();
+  }
+  EXPECT_LT(num_bytes, report.at("output_bytes").get<int64_t>());
+  const Json& figures = page.at("tables")[0];
+  char perplexity[40];
+  std::snprintf(perplexity, sizeof(perplexity), "%.4f", report.at("perplexity")[0].at("perplexity").get<double>());
+  EXPECT_EQ(figures[1][2], perplexity);
+  // The histogram counts every token.
+  const Json& histogram = report.at("perplexity")[0].at("kl_histogram");
+  EXPECT_EQ(histogram.at("counts").size(), histogram.at("edges").size() + 1);
+  int64_t num_tokens = 0;
+  for (const Json& count : histogram.at("counts")) num_tokens += count.get<int64_t>();
+  EXPECT_EQ(num_tokens, report.at("perplexity")[0].at("tokens"));
+  // verify knows the page.
+  const std::string out = (folder_ / "out").string();
+  EXPECT_EQ(run_pare({"verify", out}).status, 0);
+  write_text(folder_ / "out" / "report.html", "another page");
+  const Outcome changed = run_pare({"verify", out});
+  EXPECT_EQ(changed.status, 1);
+  EXPECT_NE((changed.out + changed.err).find("report.html"), std::string::npos);
+  fs::remove(folder_ / "out" / "report.html");
+  EXPECT_EQ(run_pare({"verify", out}).status, 1);
+}
+
+TEST_F(ReportPages, SeveralRunsStandBesideOneAnother) {
+  ASSERT_EQ(run("  - rtn: {bits: 4, group_size: -1}\n", "results/four", evaluate_).status, 0);
+  ASSERT_EQ(run("  - rtn: {bits: 8, group_size: -1}\n", "results/eight", evaluate_).status, 0);
+  ASSERT_EQ(run("  - rtn: {bits: 2, group_size: -1}\n", "two").status, 0);
+  fs::create_directory(folder_ / "results" / "nothing");
+  const Outcome outcome = run_pare({"report", (folder_ / "results").string(), (folder_ / "two").string(), "--out",
+                                    (folder_ / "page.html").string(), "--markdown"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.err.find("nothing' is skipped: it has no pare.json"), std::string::npos) << outcome.err;
+  for (const char* row :
+       {"\n| two | rtn: 2 bits, a scale per row |", "\n| four | rtn: 4 bits", "\n| eight | rtn: 8 bits"}) {
+    EXPECT_NE(outcome.out.find(row), std::string::npos) << row << outcome.out;
+  }
+  EXPECT_LT(outcome.out.find("| two |"), outcome.out.find("| four |"));  // by size
+  const Json page = checked(folder_ / "page.html");
+  ASSERT_EQ(page.at("tables")[0].size(), 4u);
+  EXPECT_EQ(page.at("tables")[0][1][0], "two");
+  EXPECT_EQ(page.at("tables")[0][1][11], "nothing");
+  EXPECT_NE(page.at("text").get<std::string>().find("is skipped: it has no pare.json"), std::string::npos);
+  // Nothing is replaced, and nothing made of nothing.
+  const Outcome again = run_pare({"report", (folder_ / "two").string(), "--out", (folder_ / "page.html").string()});
+  EXPECT_EQ(again.status, 1);
+  EXPECT_NE(again.err.find("is there already"), std::string::npos) << again.err;
+  for (const char* empty : {"results/nothing", "missing"}) {
+    const Outcome none = run_pare({"report", (folder_ / empty).string()});
+    EXPECT_EQ(none.status, 1) << none.out;
+  }
+  write_text(folder_ / "results" / "nothing" / "pare.json", "{");
+  write_text(folder_ / "results" / "nothing" / "report.json", "{}");
+  EXPECT_EQ(find_runs({folder_ / "results"}).skipped.size(), 1u);
+}
+
+TEST(BestRuns, AreThoseThatNoOtherBeats) {
+  std::vector<RunFigures> runs;
+  const auto add = [&](double bytes, std::optional<double> kl, const std::string& data) {
+    RunFigures run;
+    run.bytes = bytes;
+    run.kl = kl;
+    run.perplexity = 1.0;
+    run.data = data;
+    runs.push_back(run);
+  };
+  add(1, 9.0, "a");
+  add(2, 10.0, "a");
+  add(3, 5.0, "a");
+  add(3, 4.0, "a");
+  add(4, 0.1, "b");
+  add(5, 3.0, "a");
+  // By brute force: another one is as small and better, or smaller and as good.
+  std::vector<size_t> expected;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const bool is_beaten = std::ranges::any_of(runs, [&](const RunFigures& other) {
+      return other.data == "a" && other.bytes <= runs[i].bytes && *other.kl <= *runs[i].kl &&
+             (other.bytes < runs[i].bytes || *other.kl < *runs[i].kl);
+    });
+    if (runs[i].data == "a" && !is_beaten) expected.push_back(i);
+  }
+  EXPECT_EQ(best_runs(runs, "a"), expected);
+  EXPECT_TRUE(best_runs(runs, "c").empty());
+}
+
+// A report whose every text is somebody else's.
+TEST(ReportPage, NoTextLeavesItsPlace) {
+  const std::string evil = "</td></table><script>alert(1)</script><img src=x onerror=y> & \"'\x1b\n]]>";
+  Json layers = Json::array();
+  for (int i = 0; i < 3; ++i) {
+    layers.push_back({{"name", "model.layers." + std::to_string(i) + "." + evil},
+                      {"shape", {4, 4}},
+                      {"method", evil},
+                      {"bits", 4},
+                      {"group_size", 2},
+                      {"symmetric", false},
+                      {"pattern", evil},
+                      {"relative_error", i == 0 ? 0.0 : 0.1 * i},
+                      {"error_measure", evil},
+                      {"events", {evil}}});
+  }
+  const Json manifest = {
+      {"pare", evil},
+      {"recipe", evil},
+      {"layers", layers},
+      {"engines", {{{"engine", evil}, {"loads", false}, {"reasons", {evil}}}}},
+      {"evaluations",
+       {{{"data", evil},
+         {"figures", {{{"name", "x"}, {"meaning", evil}, {"value", 1.5}, {"reference", 2.0}, {"decimals", 3}}}}}}}};
+  const Json curve = {{{"step", 0}, {"tokens", 0}, {"validation_perplexity", 9.0}},
+                      {{"step", 5}, {"tokens", 50}, {"loss", 2.0}, {"validation_perplexity", 1e300}}};
+  const Json report = {
+      {"output_bytes", 10},
+      {"source_bytes", 20},
+      {"bits_per_weight", 4.0},
+      {"seconds", 1.0},
+      {"peak_memory_bytes", 5},
+      {"stage_seconds", {{evil, 1.0}}},
+      {"events", {evil}},
+      {"training", {{"kept_step", 5}, {"curve", curve}}},
+      {"sensitivity",
+       {{"label", evil},
+        {"groups",
+         {{{"name", evil},
+           {"part", evil},
+           {"scheme", evil},
+           {"weights", 4},
+           {"error", 0.5},
+           {"kl", {{"value", 0.1}}}}}}}},
+      {"budget",
+       {{"weights", 100},
+        {"size_bytes", 50},
+        {"predicted_loss", 0.5},
+        {"curve", {{{"size_bytes", 40}, {"predicted_loss", 1.0}}, {{"size_bytes", 60}, {"predicted_loss", 0.0}}}},
+        {"uniform", {{{"scheme", evil}, {"size_bytes", 45}, {"predicted_loss", 0.7}}}},
+        {"groups", {{{"name", evil}, {"bits", 4}, {"group_size", 32}, {"size_bytes", 8}, {"predicted_loss", 0.1}}}}}}};
+  TemporaryFolder folder("evil-page");
+  write_text(folder / "page.html", report_page(report.dump(), manifest.dump(), evil));
+  const Json page = checked(folder / "page.html");
+  EXPECT_NE(page.at("text").get<std::string>().find("<script>alert(1)</script>"), std::string::npos);  // as a text
+  EXPECT_EQ(page.at("pictures"), 8);
+  expect_error<std::runtime_error>([&] { report_page("{}", "{}", "x"); }, {"not what pare writes"});
+  expect_error<std::runtime_error>([&] { report_page("[", "{}", "x"); }, {"report.json"});
+}
+
+TEST_F(ReportPages, ABrowserSortsItsTablesAndShowsItAtEveryWidth) {
+  const std::string program = browser();
+  if (program.empty()) GTEST_SKIP() << "no headless browser: apt-get install chromium-headless-shell";
+  ASSERT_EQ(run("  - rtn: {bits: 4, group_size: -1}\n", "out", evaluate_).status, 0);
+  checked(folder_ / "out" / "report.html", program);
+}
+
+TEST(Plot, TicksAreRoundAndFew) {
+  for (const auto& [low, high] :
+       std::vector<std::pair<double, double>>{{0, 1}, {-3, 17}, {0.001, 0.0013}, {1e6, 9e9}}) {
+    for (int most = 2; most <= 10; ++most) {
+      const std::vector<double> ticks = tick_values(low, high, false, most);
+      ASSERT_GE(ticks.size(), 1u);
+      EXPECT_LE(ticks.size(), static_cast<size_t>(most) + 1);
+      for (size_t i = 0; i < ticks.size(); ++i) {
+        EXPECT_TRUE(ticks[i] >= low && ticks[i] <= high);
+        if (i < 2) continue;
+        EXPECT_NEAR(ticks[i] - ticks[i - 1], ticks[1] - ticks[0], 1e-9 * high);
+      }
+    }
+  }
+  EXPECT_EQ(tick_values(0.5, 2000, true, 4), (std::vector<double>{1, 10, 100, 1000}));
+  EXPECT_EQ(tick_values(1, 10, true, 4), (std::vector<double>{1, 2, 5, 10}));
+  EXPECT_EQ(tick_values(1e-9, 1e9, true, 5).size(), 5u);
+  EXPECT_GE(tick_values(3.1, 3.9, true, 5).size(), 2u);
+}
+
+// Where points lie follows from the places of the ticks alone.
+TEST(Plot, PointsLieWhereTheTicksSay) {
+  const Plot plot{
+      .id = "p",
+      .title = "<&>",
+      .description = "d",
+      .x = {"x"},
+      .y = {"y", true},
+      .series = {{"s", PlotMark::dots, {0, 5, 10, 7, 3}, {1, 10, 100, std::nan(""), -1}, {0, 1, 10, 0, 0}}}};
+  const std::string svg = plot_svg(plot, 600, 300);
+  const auto values = [&](const std::string& before) {
+    std::vector<double> found;
+    for (size_t at = svg.find(before); at != std::string::npos; at = svg.find(before, at + 1)) {
+      found.push_back(std::stod(svg.substr(at + before.size())));
+    }
+    return found;
+  };
+  const std::vector<double> x = values("cx=\""), y = values("cy=\"");
+  ASSERT_EQ(x.size(), 3u);  // what is not finite, or has no logarithm, is left out
+  EXPECT_NEAR(x[1] - x[0], x[2] - x[1], 0.21);
+  EXPECT_NEAR(y[0] - y[1], y[1] - y[2], 0.21);
+  EXPECT_GT(y[0], y[2]);
+  EXPECT_NE(svg.find("&lt;&amp;&gt;</title>"), std::string::npos);
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+  EXPECT_EQ(plot_svg(plot, 600, 300), svg);
+  EXPECT_NE(plot_svg({.id = "e", .title = "", .description = "", .x = {}, .y = {}, .series = {}}, 600, 300)
+                .find("no value to show"),
+            std::string::npos);
+  Plot bad = plot;
+  bad.series[0].y.pop_back();
+  expect_error<std::invalid_argument>([&] { plot_svg(bad, 600, 300); }, {"'s'", "5", "4"});
+  for (const double huge : {1e61, 1e300, 1.7e308}) {
+    Plot wide = plot;
+    wide.series[0].y[2] = huge;
+    EXPECT_EQ(plot_svg(wide, 600, 300).find("inf"), std::string::npos);
+    EXPECT_LT(plot_svg(wide, 600, 300).size(), 8000u);
+  }
+}
+
+}  // namespace
+}  // namespace pare::test
