@@ -12,12 +12,15 @@
 
 #include "compress/artifact/hugging_face.h"
 #include "compress/artifact/small_files.h"
+#include "compress/plan/plan.h"
+#include "compress/report/source_card.h"
 #include "compress/run/manifest.h"
 #include "quant/rtn.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/containers/container_table.h"
 #include "runtime/containers/stored_linear.h"
 #include "runtime/files/safetensors.h"
+#include "runtime/model/stage.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
@@ -134,6 +137,36 @@ std::vector<float> values_of(const runtime::Checkpoint& checkpoint, const runtim
   return values;
 }
 
+bool is_inside(const fs::path& path, const fs::path& folder) {
+  const fs::path inner = fs::weakly_canonical(path), outer = fs::weakly_canonical(folder);
+  const auto [end, ignored] = std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
+  return end == outer.end();
+}
+
+std::vector<EngineVerdict> judge(const runtime::Checkpoint& source, const std::vector<LayerExport>& layers) {
+  std::map<std::string, const LayerExport*> by_name;
+  for (const LayerExport& layer : layers) by_name[layer.linear.name] = &layer;
+  RunPlan plan;
+  const auto add_block = [&](std::vector<LayerPlan> planned) {
+    for (LayerPlan& layer : planned) {
+      const LayerExport& exported = *by_name.at(layer.linear.name);
+      layer.is_taken_over = exported.to.has_value();
+      if (exported.to) layer.scheme = *exported.to;
+      by_name.erase(layer.linear.name);
+    }
+    plan.blocks.push_back(std::move(planned));
+  };
+  if (source.is_encoder()) {
+    for (const auto& block : source.encoder().blocks) add_block(block_layers(block, runtime::kStages));
+    return judge_encoder_engines(plan, source.encoder());
+  }
+  for (const auto& block : source.description().blocks) add_block(block_layers(block, runtime::block_stages(block)));
+  for (const auto& [name, layer] : by_name) {
+    if (layer->to) plan.tables.push_back({layer->linear, layer->is_linear, {}, *layer->to});
+  }
+  return judge_engines(plan, source.description());
+}
+
 class Exporter {
  public:
   Exporter(const runtime::Checkpoint& source, const ExportOptions& options, runtime::Progress& progress)
@@ -145,11 +178,16 @@ class Exporter {
         inputs_(input_hashes(source)) {}
 
   ExportResult write(const fs::path& output) {
+    if (is_inside(output, source_.directory())) {
+      throw std::invalid_argument("'" + output.string() + "' lies in the model's own folder '" +
+                                  source_.directory().string() + "', which would not be whole then: choose another");
+    }
     runtime::PartialOutput place(output, "export", runtime::PartialOutput::Remains::worthless);
     const fs::path directory = place.result();
     fs::create_directories(directory / kLayers);
     ExportResult result;
     for (const LayerExport& layer : plan_) result.layers.push_back({.plan = layer});
+    result.engines = judge(source_, plan_);
     write_layers(directory / kLayers, result);
     assemble(directory);
     compare(directory, result);
@@ -260,6 +298,8 @@ class Exporter {
     runtime::write_file_atomically(directory / "config.json",
                                    artifact_config(source_, modules, unquantized(), source_.sparsity_thresholds()));
     copy_small_files(source_, inputs_, directory);
+    // A card of the source says how the source is loaded, and is one of pare's, which says it of the source's format.
+    if (is_own_card(directory, kCardName)) fs::remove(directory / kCardName);
     std::vector<runtime::StreamedTensor> tensors;
     for (const std::string& name : source_.tensor_names()) {
       if (replaced_.contains(name) || is_second_copy(source_, name)) continue;
@@ -308,6 +348,10 @@ class Exporter {
   void write_manifest(const fs::path& directory, const ExportResult& result) const {
     Json json = {{"pare", runtime::version()}, {"inputs", inputs_}};
     json[runtime::kExportMember] = runtime::parse_ordered_json(export_json(result, *options_.format), "the export");
+    json["engines"] = Json::array();
+    for (const EngineVerdict& verdict : result.engines) {
+      json["engines"].push_back({{"engine", verdict.engine}, {"loads", verdict.loads}, {"reasons", verdict.reasons}});
+    }
     std::map<std::string, std::string> outputs;
     for (const auto& entry : fs::recursive_directory_iterator(directory)) {
       if (!entry.is_regular_file()) continue;
@@ -391,6 +435,11 @@ std::vector<std::string> export_lines(const ExportResult& result, const ExportFo
     }
     if (kind.name == "rounded anew" || (kind.name == "decoded" && !format.container.empty()))
       line += ": " + kind.reason;
+    lines.push_back(std::move(line));
+  }
+  for (const EngineVerdict& verdict : result.engines) {
+    std::string line = verdict.engine + (verdict.loads ? ": loads it" : ": does not load it");
+    for (size_t i = 0; i < verdict.reasons.size(); ++i) line += (i == 0 ? ": " : "; ") + verdict.reasons[i];
     lines.push_back(std::move(line));
   }
   return lines;

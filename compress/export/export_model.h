@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "compress/export/export_plan.h"
+#include "compress/plan/engine_verdicts.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/progress.h"
 
@@ -29,6 +30,7 @@ struct ExportResult {
   std::vector<ExportedLayer> layers;
   int64_t num_bytes = 0;  // of all files
   std::vector<std::string> events;
+  std::vector<EngineVerdict> engines;
 };
 
 // Makes the directory `output` from `source`: config.json, weights, the small files and a pare.json with the SHA-256 of

@@ -78,9 +78,31 @@ int64_t group_that_fits(int64_t wanted, int64_t num_in) {
   return runtime::kPerChannel;
 }
 
+// Returns the group size of all compressed layers of blocks if they have one, else the largest that divides their
+// inputs.
+int64_t common_group_of(const runtime::Checkpoint& source) {
+  std::set<int64_t> sizes;
+  std::vector<int64_t> widths;
+  for (const runtime::LinearDescription& linear : runtime::stored_linears(source)) {
+    const std::optional<PackScheme> scheme = source.stored_scheme(linear);
+    if (!scheme || scheme->is_dense()) continue;
+    sizes.insert(scheme->group_size);
+    widths.push_back(linear.num_in);
+  }
+  const auto divides = [&](int64_t size) {
+    return std::ranges::all_of(widths, [&](int64_t width) { return width % size == 0; });
+  };
+  if (sizes.size() == 1 && *sizes.begin() != runtime::kPerChannel && *sizes.begin() >= 32) return *sizes.begin();
+  for (const int64_t size : {int64_t{128}, int64_t{64}, int64_t{32}}) {
+    if (divides(size)) return size;
+  }
+  return runtime::kPerChannel;
+}
+
 // Returns the scheme of the nearest codes of the format, or nullopt with the reason.
 std::optional<PackScheme> other_codes(const PackScheme& from, const ExportFormat& format,
-                                      const runtime::LinearDescription& linear, bool is_linear, std::string& reason) {
+                                      const runtime::LinearDescription& linear, bool is_linear, int64_t common_group,
+                                      std::string& reason) {
   const runtime::ContainerFormat& container = container_of(format, from);
   const runtime::WeightCode* code = format.code;
   if (code == nullptr && container.name() == runtime::kBitsAndBytesNf4) code = &runtime::kNf4Code;
@@ -89,6 +111,7 @@ std::optional<PackScheme> other_codes(const PackScheme& from, const ExportFormat
   std::vector<int64_t> groups = {code->block};
   if (code->is_integer()) widths = {from.is_integer() ? from.bits : from.bits > 4 ? 8 : 4, 4, 8};
   if (code->block == 0) groups = {group_that_fits(from.group_size, linear.num_in), 64, 128, 32, runtime::kPerChannel};
+  if (container.name() == runtime::kAwqGemm) groups = {common_group};  // its configuration has one for all layers
   for (const int bits : widths) {
     for (const int64_t group_size : groups) {
       const PackScheme stated =
@@ -103,10 +126,18 @@ std::optional<PackScheme> other_codes(const PackScheme& from, const ExportFormat
   return std::nullopt;
 }
 
+// Other programs put a head of random numbers where GPTQ, AWQ or bitsandbytes store codes for one, since they quantize
+// the blocks' linears alone.
+bool is_head_of_blocks_only(const runtime::Checkpoint& source, const runtime::LinearDescription& linear,
+                            const ExportFormat& format) {
+  return !source.is_encoder() && linear.name == source.description().head.name &&
+         format.container != runtime::kCompressedTensors;
+}
+
 // Decides for a layer that is stored as `from`. Without codes that fit, inputs stay as they are first, and are not
 // rounded next.
 LayerExport plan_layer(const runtime::LinearDescription& linear, bool is_linear, const PackScheme& from,
-                       const ExportFormat& format) {
+                       const ExportFormat& format, int64_t common_group) {
   LayerExport layer{.linear = linear, .is_linear = is_linear, .from = from};
   if (format.container.empty() || from.is_dense()) {
     layer.passage = from.is_dense() ? Passage::unchanged : Passage::decoded;
@@ -139,7 +170,7 @@ LayerExport plan_layer(const runtime::LinearDescription& linear, bool is_linear,
   }
   for (const PackScheme& source : {from, plain}) {
     std::string reason;
-    layer.to = other_codes(source, format, linear, is_linear, reason);
+    layer.to = other_codes(source, format, linear, is_linear, common_group, reason);
     if (!layer.to) continue;
     layer.passage = Passage::rounded;
     layer.drops_input_rounding = source.input != from.input;
@@ -203,6 +234,12 @@ const ExportFormat* find_folder_format(std::string_view name) {
 }
 
 std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const ExportFormat& format, bool lossless) {
+  if (!format.container.empty() && format.container != runtime::kCompressedTensors && !source.other_parts().empty()) {
+    throw std::invalid_argument(
+        "'" + source.directory().string() + "' has more parts than its text model ('" + source.other_parts().front() +
+        "'), and only " + std::string(runtime::kCompressedTensors) +
+        " can say that they are not quantized: take --format " + std::string(runtime::kCompressedTensors));
+  }
   std::vector<LayerExport> layers;
   std::set<std::string> tables;
   if (!source.is_encoder()) {
@@ -210,6 +247,7 @@ std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const Ex
     if (source.description().has_learned_positions()) tables.insert(source.description().position_table.name);
   }
   bool is_compressed = false, is_symmetric = false;
+  const int64_t common_group = common_group_of(source);
   for (const runtime::LinearDescription& linear : runtime::stored_linears(source)) {
     const std::optional<PackScheme> from = source.stored_scheme(linear);
     if (!from || from->is_plain()) {
@@ -220,7 +258,15 @@ std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const Ex
     is_compressed = true;
     PackScheme stated = *from;
     if (is_symmetric && stated.is_integer()) stated.symmetric = true;
-    layers.push_back(plan_layer(linear, !tables.contains(linear.name), stated, format));
+    if (!format.container.empty() && is_head_of_blocks_only(source, linear, format)) {
+      layers.push_back({.linear = linear,
+                        .passage = stated.is_dense() ? Passage::unchanged : Passage::decoded,
+                        .from = stated,
+                        .drops_input_rounding = !stated.input.is_plain(),
+                        .reason = "other programs read no codes of a head in this format"});
+    } else {
+      layers.push_back(plan_layer(linear, !tables.contains(linear.name), stated, format, common_group));
+    }
     if (lossless) require_lossless(layers.back(), format);
   }
   if (!is_compressed && !format.container.empty()) {

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "runtime/containers/container_table.h"
+#include "runtime/containers/gptq.h"
 
 namespace pare::compress {
 namespace {
@@ -16,7 +17,7 @@ constexpr std::string_view kConverterRelease = "llama.cpp converter (conversion/
 
 // Returns whether the layer has a scheme of a container. Zeros that are stored like other weights are no scheme.
 bool has_scheme(const LayerPlan& layer) {
-  return layer.is_compressed() && !layer.scheme.is_plain();
+  return (layer.is_compressed() || layer.is_taken_over) && !layer.scheme.is_plain();
 }
 
 // Returns whether the layers of a stage share a scheme, as engines need that fuse them into one (q, k and v; gate and
@@ -101,6 +102,16 @@ void judge_ranges_of_tokens(const RunPlan& plan, const runtime::ModelDescription
       }
     }
   }
+}
+
+// optimum 2.3 makes every layer with the bits of the whole file (gptq/quantizer.py, _replace_by_quant_layers): it reads
+// no "dynamic".
+bool has_gptq_of_several_widths(const std::vector<runtime::PackScheme>& schemes) {
+  std::set<int> widths;
+  for (const runtime::PackScheme& scheme : schemes) {
+    if (scheme.container == runtime::kGptq || scheme.container == runtime::kGptqV2) widths.insert(scheme.bits);
+  }
+  return widths.size() > 1;
 }
 
 // transformers holds all experts of a block as one tensor, and reads them with one config group for the whole model
@@ -197,6 +208,9 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const runtime::Mod
       const runtime::ContainerFormat& container = runtime::container_format(layer.scheme.container);
       for (Judgement* const engine : {&transformers, &vllm, &converter}) engine->add(container, layer.scheme);
     }
+  }
+  if (has_gptq_of_several_widths(schemes)) {
+    transformers.against.add("several widths of GPTQ: it reads one, and computes wrong numbers without a message");
   }
   if (drops_inputs(plan)) {
     for (Judgement* const engine : {&transformers, &vllm, &converter}) {

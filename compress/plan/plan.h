@@ -21,6 +21,7 @@ struct LayerPlan {
   size_t index = 0;                 // among the stage's layers
   std::vector<Step> steps = {};     // in order; none: the layer is left alone
   runtime::PackScheme scheme = {};  // the form of the result; its container holds it
+  bool is_taken_over = false;       // the result holds codes of the source (export), and no step makes them
   // The pattern of the source's zeros, which stay (dense: unstructured). nullopt: the source has no zeros to keep.
   std::optional<runtime::SparsePattern> kept_zeros = {};
 

@@ -293,6 +293,47 @@ TEST_F(Export, StatisticsBecomeAnImatrixAndWeighErrors) {
   EXPECT_FALSE(fs::exists(at("s.h5")));
 }
 
+// Verdicts are those of the format that is written.
+TEST_F(Export, SaysWhichEnginesLoadTheResult) {
+  const auto verdict = [&](const std::string& folder, const std::string& engine) {
+    const Json manifest = Json::parse(bytes(folder + "/pare.json"));
+    for (const Json& entry : manifest.at("engines")) {
+      if (entry.at("engine").get<std::string>().starts_with(engine)) return entry;
+    }
+    return Json();
+  };
+  make("llama_gqa_untied", "ct", "passes:\n  - rtn: {bits: 4, group_size: 32}\n");
+  export_to("ct", "gptq", "gptq");
+  EXPECT_EQ(verdict("gptq", "transformers")["loads"], true);
+  EXPECT_NE(verdict("gptq", "transformers")["reasons"].dump().find("gptqmodel"), std::string::npos);
+  EXPECT_EQ(verdict("gptq", "vLLM")["loads"], true);
+  export_to("ct", "awq", "awq-gemm");
+  EXPECT_EQ(verdict("awq", "llama.cpp")["loads"], false);
+  // optimum reads one width, and would compute wrong numbers with others.
+  make("llama_gqa_untied", "widths",
+       "passes:\n  - rtn: {bits: 4, group_size: 32}\n    layers: {override: {\"*.down_proj\": {bits: 8}}}\n");
+  export_to("widths", "widths-gptq", "gptq", "--lossless");
+  EXPECT_EQ(verdict("widths-gptq", "transformers")["loads"], false);
+  EXPECT_NE(verdict("widths-gptq", "transformers")["reasons"].dump().find("several widths"), std::string::npos);
+  make("mixtral_experts", "experts", "passes:\n  - rtn: {bits: 4, group_size: 32}\n");
+  export_to("experts", "experts-gptq", "gptq");
+  EXPECT_EQ(verdict("experts-gptq", "transformers")["loads"], false);
+  // Other programs would put random numbers in the place of a head in codes.
+  make("llama_gqa_untied", "head", "passes:\n  - rtn: {bits: 4, group_size: 32}\nhead: {bits: 8}\n");
+  EXPECT_EQ(count(export_to("head", "head-gptq", "gptq"), "decoded"), 2);
+  EXPECT_FALSE(Json::parse(bytes("head-gptq/config.json")).at("quantization_config").at("lm_head"));
+  // What is in the model's own folder would damage it; a card of the source's format is none of the result's.
+  EXPECT_TRUE(fs::exists(at("ct/README.md")));
+  EXPECT_FALSE(fs::exists(at("gptq/README.md")));
+  const Outcome inside = exported("ct", "ct/sub", "gptq");
+  EXPECT_EQ(inside.status, 1);
+  EXPECT_NE(inside.err.find("own folder"), std::string::npos) << inside.err;
+  EXPECT_EQ(run_pare({"verify", at("ct").string()}).status, 0);
+  // AWQ has one group size, whatever the layers' widths are.
+  make("llama_gqa_untied", "fp4", "passes:\n  - rtn: {code: nvfp4}\n");
+  EXPECT_EQ(count(export_to("fp4", "fp4-awq", "awq-gemm"), "rounded anew"), 14);
+}
+
 // Killed at any rename, it leaves no output, and the next call makes the same bytes.
 TEST_F(Export, AKilledExportLeavesNothingInTheWay) {
   make("llama_gqa_untied", "ct", "passes:\n  - rtn: {bits: 4, group_size: 32}\n");
@@ -330,8 +371,8 @@ TEST_F(Export, EveryKindOfModelPasses) {
   }
   make("llama_gqa_untied", "table", rounding + "head: {bits: 8}\n");
   const Json result = export_to("table", "table-gptq", "gptq");
-  EXPECT_EQ(count(result, "decoded"), 1) << result;  // GPTQ holds no table
-  EXPECT_EQ(count(result, "codes and scales unchanged"), 15) << result;
+  EXPECT_EQ(count(result, "decoded"), 2) << result;  // GPTQ holds no table, and others read no head
+  EXPECT_EQ(count(result, "codes and scales unchanged"), 14) << result;
 }
 
 }  // namespace

@@ -66,6 +66,8 @@ const std::vector<DeletingCall>& allowed_calls() {
       {"compress/report/source_card.cpp", "fs::rename(artifact / kCardName, free);",
        "the same, and nothing has the new name"},
       {"compress/export/export_model.cpp", "fs::remove_all(directory / kLayers);", claimed},
+      {"compress/export/export_model.cpp", "if (is_own_card(directory, kCardName)) fs::remove(directory / kCardName);",
+       claimed},
       {"compress/run/derive_student.cpp", "std::filesystem::remove_all(artifact.artifact_directory());", claimed},
       {"compress/train/training_state.cpp", "if (path.extension() == \".safetensors\" || runtime::is_temporary_name(",
        claimed},
