@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "runtime/containers/config_values.h"
 #include "runtime/format/name_pattern.h"
 #include "runtime/system/json_text.h"
 
@@ -20,6 +21,7 @@ constexpr int64_t kCodesPerWord = 8;
 constexpr std::array<int64_t, 8> kOrder = {0, 2, 4, 6, 1, 3, 5, 7};
 
 constexpr const char* kMethod = "awq";
+constexpr std::array<std::string_view, 1> kPackages = {"gptqmodel"};
 constexpr std::array kSuffixes = {kAwqWeightSuffix, kAwqZerosSuffix, kAwqScalesSuffix};
 constexpr const char* kAdvice = "; write compressed-tensors' pack-quantized instead";
 
@@ -109,23 +111,6 @@ std::vector<OwnedTensor> tensors_of(const QuantizedWeight& weight, const std::st
   return tensors;
 }
 
-[[noreturn]] void fail(const std::string& where, const std::string& what) {
-  throw std::invalid_argument("'" + where + "': quantization_config: " + what);
-}
-
-std::string found(const Json& value) {
-  const std::string text = value.is_structured() ? value.type_name() : json_text(value);
-  return ", found " + text.substr(0, 100);
-}
-
-// Returns the value of the first name that is there, or null. Releases wrote the same thing under different names.
-Json value_of(const Json& config, std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    if (const auto entry = config.find(name); entry != config.end() && !entry->is_null()) return *entry;
-  }
-  return nullptr;
-}
-
 }  // namespace
 
 std::vector<OwnedTensor> pack_awq_gemm(const QuantizedWeight& weight, const std::string& module) {
@@ -212,34 +197,36 @@ std::string awq_config_json(int64_t group_size, std::span<const std::string> unc
 
 AwqConfig AwqConfig::parse(const std::string& json, const std::string& where) {
   const Json config = parse_config_text(json, where);
-  if (!config.is_object()) fail(where, "expected a JSON object");
-  const Json method = value_of(config, {"quant_method"});
-  if (method != kMethod) fail(where, "quant_method: expected \"awq\"" + found(method));
-  const Json version = value_of(config, {"version", "format"});
+  if (!config.is_object()) fail_config(where, "expected a JSON object");
+  const Json method = first_value(config, {"quant_method"});
+  if (method != kMethod) fail_config(where, "quant_method: expected \"awq\"" + found_text(method));
+  const Json version = first_value(config, {"version", "format"});
   if (version != "gemm" && version != "GEMM") {
-    fail(where, "version: not supported by this runtime: expected \"gemm\"" + found(version));
+    fail_config(where, "version: not supported by this runtime: expected \"gemm\"" + found_text(version));
   }
-  const Json bits = value_of(config, {"bits", "w_bit"});
-  if (bits != kBits) fail(where, "bits: not supported by this runtime: expected 4" + found(bits));
-  const Json group_size = value_of(config, {"group_size", "q_group_size"});
+  const Json bits = first_value(config, {"bits", "w_bit"});
+  if (bits != kBits) fail_config(where, "bits: not supported by this runtime: expected 4" + found_text(bits));
+  const Json group_size = first_value(config, {"group_size", "q_group_size"});
   const bool is_positive = group_size.is_number_unsigned() && group_size.get<uint64_t>() > 0 &&
                            group_size.get<uint64_t>() <= uint64_t{1} << 31;
-  if (!is_positive && group_size != -1) fail(where, "group_size: expected a positive size or -1" + found(group_size));
-  const Json zero_point = value_of(config, {"zero_point"});
-  if (!zero_point.is_boolean()) fail(where, "zero_point: expected true or false" + found(zero_point));
-  const Json reordered = value_of(config, {"desc_act"});
+  if (!is_positive && group_size != -1)
+    fail_config(where, "group_size: expected a positive size or -1" + found_text(group_size));
+  const Json zero_point = first_value(config, {"zero_point"});
+  if (!zero_point.is_boolean()) fail_config(where, "zero_point: expected true or false" + found_text(zero_point));
+  const Json reordered = first_value(config, {"desc_act"});
   if (!reordered.is_null() && reordered != false) {
-    fail(where, "desc_act: not supported by this runtime: expected false" + found(reordered));
+    fail_config(where, "desc_act: not supported by this runtime: expected false" + found_text(reordered));
   }
   AwqConfig result;
   result.scheme = {.bits = kBits,
                    .group_size = is_positive ? group_size.get<int64_t>() : kPerChannel,
                    .symmetric = !zero_point.get<bool>(),
                    .container = std::string(kAwqGemm)};
-  const Json names = value_of(config, {"modules_to_not_convert"});
-  if (!names.is_null() && !names.is_array()) fail(where, "modules_to_not_convert: expected an array" + found(names));
+  const Json names = first_value(config, {"modules_to_not_convert"});
+  if (!names.is_null() && !names.is_array())
+    fail_config(where, "modules_to_not_convert: expected an array" + found_text(names));
   for (const Json& name : names) {
-    if (!name.is_string()) fail(where, "modules_to_not_convert: expected strings" + found(name));
+    if (!name.is_string()) fail_config(where, "modules_to_not_convert: expected strings" + found_text(name));
     result.unconverted.insert(name.get<std::string>());
   }
   return result;
@@ -264,6 +251,7 @@ class AwqGemmContainer final : public ContainerFormat {
   std::string_view name() const override { return kAwqGemm; }
   std::string_view method() const override { return kMethod; }
   std::span<const std::string_view> suffixes() const override { return kSuffixes; }
+  std::span<const std::string_view> packages() const override { return kPackages; }
   std::vector<std::string> unread_by(Engine engine, const PackScheme&) const override {
     if (engine == Engine::llama_cpp) return {"AWQ GEMM is not read"};
     if (engine == Engine::transformers_experts) return {std::string(kExpertFormats)};
@@ -271,7 +259,7 @@ class AwqGemmContainer final : public ContainerFormat {
   }
   bool runs_on_marlin(const PackScheme&) const override { return true; }
   std::vector<std::string> read_only(Engine engine, const PackScheme&) const override {
-    return only_with_package(engine, "gptqmodel");  // transformers 5.17, quantizer_awq.py
+    return only_with(packages(), engine);  // transformers 5.17, quantizer_awq.py
   }
 
   // The order of columns is not recorded, and zeros are stored for every weight.

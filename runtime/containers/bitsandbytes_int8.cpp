@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "runtime/containers/config_values.h"
 #include "runtime/format/name_pattern.h"
 #include "runtime/system/json_text.h"
 
@@ -79,21 +80,6 @@ std::vector<OwnedTensor> tensors_of(const QuantizedWeight& weight, const std::st
   return tensors;
 }
 
-[[noreturn]] void fail(const std::string& where, const std::string& what) {
-  throw std::invalid_argument("'" + where + "': quantization_config: " + what);
-}
-
-std::string found(const Json& value) {
-  const std::string text = value.is_structured() ? value.type_name() : json_text(value);
-  return ", found " + text.substr(0, 100);
-}
-
-const Json& value_or_null(const Json& object, const char* key) {
-  static const Json null;
-  const auto entry = object.find(key);
-  return entry == object.end() ? null : *entry;
-}
-
 }  // namespace
 
 std::vector<OwnedTensor> pack_bitsandbytes_int8(const QuantizedWeight& weight, const std::string& module) {
@@ -152,21 +138,21 @@ std::string bitsandbytes_config_json(float threshold, std::span<const std::strin
 
 BitsAndBytesConfig BitsAndBytesConfig::parse(const std::string& json, const std::string& where) {
   const Json config = parse_config_text(json, where);
-  if (!config.is_object()) fail(where, "expected a JSON object");
+  if (!config.is_object()) fail_config(where, "expected a JSON object");
   const Json& method = value_or_null(config, "quant_method");
-  if (method != "bitsandbytes") fail(where, "quant_method: expected \"bitsandbytes\"" + found(method));
+  if (method != "bitsandbytes") fail_config(where, "quant_method: expected \"bitsandbytes\"" + found_text(method));
   if (value_or_null(config, "load_in_8bit") != true) {
-    fail(where, "load_in_8bit: not supported by this runtime: expected true (LLM.int8), or load_in_4bit" +
-                    found(value_or_null(config, "load_in_8bit")));
+    fail_config(where, "load_in_8bit: not supported by this runtime: expected true (LLM.int8), or load_in_4bit" +
+                           found_text(value_or_null(config, "load_in_8bit")));
   }
   if (value_or_null(config, "load_in_4bit") == true) {
-    fail(where, "load_in_4bit: not supported by this runtime: expected false, found true");
+    fail_config(where, "load_in_4bit: not supported by this runtime: expected false, found true");
   }
   const Json& threshold = value_or_null(config, "llm_int8_threshold");
   // A file that does not state the threshold means the library's default, 6.0.
   const double value = threshold.is_null() ? 6.0 : threshold.is_number() ? threshold.get<double>() : -1.0;
   if (!(value >= 0.0) || value > 1e30) {
-    fail(where, "llm_int8_threshold: expected a number of at least 0" + found(threshold));
+    fail_config(where, "llm_int8_threshold: expected a number of at least 0" + found_text(threshold));
   }
   BitsAndBytesConfig result;
   result.scheme = {.bits = kBits, .layout = CodeLayout::bytes, .container = std::string(kBitsAndBytes)};
@@ -174,9 +160,10 @@ BitsAndBytesConfig BitsAndBytesConfig::parse(const std::string& json, const std:
                          .outliers = value > 0.0 ? OutlierRule::absolute : OutlierRule::columns,
                          .outlier_threshold = static_cast<float>(value)};
   const Json& names = value_or_null(config, "llm_int8_skip_modules");
-  if (!names.is_null() && !names.is_array()) fail(where, "llm_int8_skip_modules: expected an array" + found(names));
+  if (!names.is_null() && !names.is_array())
+    fail_config(where, "llm_int8_skip_modules: expected an array" + found_text(names));
   for (const Json& name : names) {
-    if (!name.is_string()) fail(where, "llm_int8_skip_modules: expected strings" + found(name));
+    if (!name.is_string()) fail_config(where, "llm_int8_skip_modules: expected strings" + found_text(name));
     result.skipped.insert(name.get<std::string>());
   }
   return result;
@@ -201,6 +188,7 @@ class BitsAndBytesContainer final : public ContainerFormat {
   std::string_view name() const override { return kBitsAndBytes; }
   std::string_view method() const override { return kBitsAndBytes; }
   std::span<const std::string_view> suffixes() const override { return kSuffixes; }
+  std::span<const std::string_view> packages() const override { return {&kBitsAndBytes, 1}; }
   std::vector<std::string> unread_by(Engine engine, const PackScheme&) const override {
     if (engine == Engine::llama_cpp) return {"bitsandbytes is not read"};
     if (engine == Engine::transformers_experts) return {std::string(kExpertFormats)};
@@ -209,7 +197,7 @@ class BitsAndBytesContainer final : public ContainerFormat {
     return {};
   }
   std::vector<std::string> read_only(Engine engine, const PackScheme&) const override {
-    return only_with_package(engine, kBitsAndBytes);  // transformers 5.17, quantizer_bnb_8bit.py
+    return only_with(packages(), engine);  // transformers 5.17, quantizer_bnb_8bit.py
   }
 
   PackScheme adapted(PackScheme wanted) const override {

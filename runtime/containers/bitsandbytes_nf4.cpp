@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "runtime/containers/bitsandbytes_int8.h"
+#include "runtime/containers/config_values.h"
 #include "runtime/format/name_pattern.h"
 #include "runtime/system/json_text.h"
 
@@ -26,21 +27,6 @@ constexpr std::array kSuffixes = {kWeight, kAbsmax, kValues, kNestedAbsmax, kNes
 
 [[noreturn]] void fail(const std::string& name, const std::string& what) {
   throw std::runtime_error("tensor '" + name + "': " + what);
-}
-
-[[noreturn]] void fail_config(const std::string& where, const std::string& what) {
-  throw std::invalid_argument("'" + where + "': quantization_config: " + what);
-}
-
-const Json& value_or_null(const Json& object, const char* key) {
-  static const Json null;
-  const auto entry = object.find(key);
-  return entry == object.end() ? null : *entry;
-}
-
-std::string found(const Json& value) {
-  const std::string text = value.is_structured() ? value.type_name() : json_text(value);
-  return ", found " + text.substr(0, 100);
 }
 
 // Returns what is wrong with a scheme; empty: nothing. No other place decides this.
@@ -108,7 +94,7 @@ int64_t read_block(const Json& state, const std::string& module) {
       std::find(kBlocks.begin(), kBlocks.end(), block.get<int64_t>()) != kBlocks.end()) {
     return block.get<int64_t>();
   }
-  fail(module + std::string(kState), "blocksize: expected 64, 128, ..., 4096" + found(block));
+  fail(module + std::string(kState), "blocksize: expected 64, 128, ..., 4096" + found_text(block));
 }
 
 State read_state(const TensorView* tensor, int64_t num_out, int64_t num_in, const std::string& module) {
@@ -116,7 +102,7 @@ State read_state(const TensorView* tensor, int64_t num_out, int64_t num_in, cons
   const Json json = parse_state(tensor, module);
   const Json &type = value_or_null(json, "quant_type"), &shape = value_or_null(json, "shape"),
              &nested = value_or_null(json, "nested_blocksize"), &offset = value_or_null(json, "nested_offset");
-  if (type != kNf4Code.name) fail(name, "quant_type: expected \"nf4\"" + found(type));
+  if (type != kNf4Code.name) fail(name, "quant_type: expected \"nf4\"" + found_text(type));
   if (shape != Json{num_out, num_in}) {
     fail(name, "shape: expected " + shape_text(std::vector{num_out, num_in}) + " of the model's config, found " +
                    json_text(shape).substr(0, 100));
@@ -129,9 +115,9 @@ State read_state(const TensorView* tensor, int64_t num_out, int64_t num_in, cons
   if (nested.is_null()) return state;
   state.is_nested = true;
   if (!nested.is_number_unsigned() || nested.get<uint64_t>() == 0 || nested.get<uint64_t>() > uint64_t{1} << 31) {
-    fail(name, "nested_blocksize: expected a positive size" + found(nested));
+    fail(name, "nested_blocksize: expected a positive size" + found_text(nested));
   }
-  if (!offset.is_number()) fail(name, "nested_offset: expected a number" + found(offset));
+  if (!offset.is_number()) fail(name, "nested_offset: expected a number" + found_text(offset));
   state.nested_block = nested.get<int64_t>();
   state.nested_offset = offset.get<float>();
   return state;
@@ -190,15 +176,15 @@ class Nf4Config final : public ContainerConfig {
     if (!config.is_object()) fail_config(where, "expected a JSON object");
     const Json& type = value_or_null(config, "bnb_4bit_quant_type");
     if (type != kNf4Code.name) {
-      fail_config(where, "bnb_4bit_quant_type: not supported by this runtime: expected \"nf4\"" + found(type));
+      fail_config(where, "bnb_4bit_quant_type: not supported by this runtime: expected \"nf4\"" + found_text(type));
     }
     auto result = std::make_unique<Nf4Config>();
     const Json& names = value_or_null(config, "llm_int8_skip_modules");
     if (!names.is_null() && !names.is_array()) {
-      fail_config(where, "llm_int8_skip_modules: expected an array" + found(names));
+      fail_config(where, "llm_int8_skip_modules: expected an array" + found_text(names));
     }
     for (const Json& name : names) {
-      if (!name.is_string()) fail_config(where, "llm_int8_skip_modules: expected strings" + found(name));
+      if (!name.is_string()) fail_config(where, "llm_int8_skip_modules: expected strings" + found_text(name));
       result->skipped_.insert(name.get<std::string>());
     }
     return result;
@@ -222,6 +208,7 @@ class Nf4Container final : public ContainerFormat {
   std::string_view name() const override { return kBitsAndBytesNf4; }
   std::string_view method() const override { return kBitsAndBytes; }
   std::span<const std::string_view> suffixes() const override { return kSuffixes; }
+  std::span<const std::string_view> packages() const override { return {&kBitsAndBytes, 1}; }
   std::vector<std::string> unread_by(Engine engine, const PackScheme&) const override {
     if (engine == Engine::llama_cpp) return {"bitsandbytes is not read"};
     if (engine == Engine::transformers_experts) return {std::string(kExpertFormats)};
@@ -230,7 +217,7 @@ class Nf4Container final : public ContainerFormat {
     return {};
   }
   std::vector<std::string> read_only(Engine engine, const PackScheme&) const override {
-    return only_with_package(engine, kBitsAndBytes);
+    return only_with(packages(), engine);
   }
 
   PackScheme adapted(PackScheme wanted) const override {

@@ -465,6 +465,7 @@ class CompressedTensorsContainer final : public ContainerFormat {
   std::string_view name() const override { return kCompressedTensors; }
   std::string_view method() const override { return kCompressedTensors; }
   std::span<const std::string_view> suffixes() const override { return kSuffixes; }
+  std::span<const std::string_view> packages() const override { return {&kCompressedTensors, 1}; }
   // Read in the sources of transformers 5.17 with compressed-tensors 0.19, of vLLM 0.33
   // (compressed_tensors.py), and of llama.cpp's converter of 2026 (conversion/base.py).
   std::vector<std::string> unread_by(Engine engine, const PackScheme& scheme) const override {

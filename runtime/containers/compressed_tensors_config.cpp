@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "runtime/containers/compressed_tensors.h"
+#include "runtime/containers/config_values.h"
 #include "runtime/format/name_pattern.h"
 #include "runtime/system/json_text.h"
 
@@ -132,13 +133,6 @@ std::string found(const Json& value) {
 [[noreturn]] void fail_unsupported(const std::string& where, const std::string& key, const Json& value,
                                    const std::string& expected) {
   fail(where, key, "not supported by this runtime: expected " + expected + found(value));
-}
-
-// Returns the value under `key`; an absent key counts as null.
-const Json& value_or_null(const Json& object, const char* key) {
-  static const Json null;
-  const auto entry = object.find(key);
-  return entry == object.end() ? null : *entry;
 }
 
 std::vector<std::string> read_strings(const Json& value, const std::string& where, const std::string& key) {

@@ -6,12 +6,14 @@
 #include <span>
 #include <stdexcept>
 
+#include "runtime/containers/scale_tensors.h"
 #include "runtime/format/bit_stream.h"
 
 namespace pare::runtime {
 namespace {
 
 constexpr const char* kMethod = "gptq";
+constexpr std::array<std::string_view, 2> kPackages = {"gptqmodel", "optimum"};
 constexpr std::array kSuffixes = {kGptqWeightSuffix, kGptqZerosSuffix, kGptqScalesSuffix, kGptqGroupsSuffix};
 constexpr int kWordBits = 32;
 constexpr const char* kAdvice = ": use the container compressed-tensors";
@@ -88,6 +90,7 @@ class GptqContainer final : public ContainerFormat {
   std::string_view name() const override { return is_v2_ ? kGptqV2 : kGptq; }
   std::string_view method() const override { return kMethod; }
   std::span<const std::string_view> suffixes() const override { return kSuffixes; }
+  std::span<const std::string_view> packages() const override { return kPackages; }
   bool recognizes(std::string_view quant_method, const std::string& json) const override {
     return quant_method == kMethod && is_gptq_v2(json) == is_v2_;
   }
@@ -117,7 +120,7 @@ class GptqContainer final : public ContainerFormat {
     return reasons;
   }
   std::vector<std::string> read_only(Engine engine, const PackScheme&) const override {
-    return only_with_package(engine, "gptqmodel and optimum");
+    return only_with(packages(), engine);
   }
   bool runs_on_marlin(const PackScheme&) const override { return true; }
 
@@ -207,11 +210,8 @@ void GptqContainer::check(const FindTensor& find, const PackScheme& scheme, int6
   const auto part = [&](std::string_view suffix) { return find(module + std::string(suffix)); };
   require_tensor(part(kGptqWeightSuffix), module + std::string(kGptqWeightSuffix), DType::I32,
                  {bit_stream_words(num_in, scheme.bits), num_out});
-  const TensorView* const scales = part(kGptqScalesSuffix);
   // GPTQModel writes the model's own type where AutoGPTQ wrote float16.
-  const bool is_float = scales != nullptr && (scales->dtype == DType::BF16 || scales->dtype == DType::F32);
-  require_tensor(scales, module + std::string(kGptqScalesSuffix), is_float ? scales->dtype : DType::F16,
-                 {num_groups, num_out});
+  check_scale_tensor(part(kGptqScalesSuffix), {num_groups, num_out}, module, kGptqScalesSuffix);
   if (!scheme.symmetric || part(kGptqZerosSuffix) != nullptr) {
     require_tensor(part(kGptqZerosSuffix), module + std::string(kGptqZerosSuffix), DType::I32,
                    {num_groups, bit_stream_words(num_out, scheme.bits)});
@@ -251,9 +251,7 @@ StoredLinear GptqContainer::load(const FindTensor& find, const PackScheme& schem
   const int64_t num_groups = weight.num_groups();
   const TensorView& scales = *part(kGptqScalesSuffix);
   weight.scale_dtype = scales.dtype;
-  std::vector<float> scales_GO(static_cast<size_t>(num_groups * num_out));
-  convert_to_float(scales.dtype, scales.data, scales_GO);
-  weight.scales_OG = transposed<float>(scales_GO, num_groups, num_out);
+  weight.scales_OG = transposed<float>(unpack_scales(scales), num_groups, num_out);
   if (const TensorView* const zeros = part(kGptqZerosSuffix); zeros != nullptr) {
     weight.zeros_OG = read_zeros(*zeros, scheme, num_out, num_groups, module + std::string(kGptqZerosSuffix));
   }
@@ -269,17 +267,7 @@ std::vector<OwnedTensor> GptqContainer::pack(const StoredLinear& linear, const P
                                              const std::string& module) const {
   const QuantizedWeight& weight = linear.weight;
   const int64_t num_groups = weight.num_groups(), num_out = weight.num_out, num_in = weight.num_in;
-  std::vector<uint16_t> scales_OG(weight.scales_OG.size());
-  for (size_t i = 0; i < scales_OG.size(); ++i) {
-    const float scale = weight.scales_OG[i];
-    if (round_to(scale, DType::F16) != scale) {
-      throw std::invalid_argument("module '" + module + "': GPTQ cannot hold it: the scale " + std::to_string(scale) +
-                                  " of row " + std::to_string(static_cast<int64_t>(i) / num_groups) +
-                                  " is not a float16 value; round scales to F16 before codes are chosen");
-    }
-    scales_OG[i] = float_to_f16(scale);
-  }
-  std::vector<uint8_t> zeros_GO(scales_OG.size(), static_cast<uint8_t>(1 << (scheme.bits - 1)));
+  std::vector<uint8_t> zeros_GO(weight.scales_OG.size(), static_cast<uint8_t>(1 << (scheme.bits - 1)));
   if (!weight.symmetric) zeros_GO = transposed<uint8_t>(weight.zeros_OG, num_out, num_groups);
   if (!is_v2_) {
     for (uint8_t& zero : zeros_GO) --zero;  // symmetric: never 0
@@ -294,8 +282,8 @@ std::vector<OwnedTensor> GptqContainer::pack(const StoredLinear& linear, const P
   tensors.push_back(make_tensor<int32_t>(module + std::string(kGptqZerosSuffix), DType::I32,
                                          {num_groups, bit_stream_words(num_out, scheme.bits)},
                                          pack_bit_rows(zeros_GO, num_groups, scheme.bits)));
-  tensors.push_back(make_tensor<uint16_t>(module + std::string(kGptqScalesSuffix), DType::F16, {num_groups, num_out},
-                                          transposed<uint16_t>(scales_OG, num_out, num_groups)));
+  tensors.push_back(pack_scales(transposed<float>(weight.scales_OG, num_out, num_groups), DType::F16,
+                                {num_groups, num_out}, module, kGptqScalesSuffix));
   tensors.push_back(make_tensor<int32_t>(module + std::string(kGptqGroupsSuffix), DType::I32, {num_in}, group_of_I));
   return tensors;
 }

@@ -6,6 +6,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "runtime/containers/config_values.h"
 #include "runtime/containers/gptq.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/version.h"
@@ -21,42 +22,26 @@ constexpr std::string_view kExcept = "-:", kOnly = "+:";
 // A file lists rules for thousands of experts, each of which is tried for each module.
 constexpr int64_t kMaxSteps = 200'000'000;
 
-[[noreturn]] void fail(const std::string& where, const std::string& what) {
-  throw std::invalid_argument("'" + where + "': quantization_config: " + what);
-}
-
-std::string found(const Json& value) {
-  const std::string text = value.is_structured() ? value.type_name() : json_text(value);
-  return ", found " + text.substr(0, 100);
-}
-
-// Returns the value of the first name that is there, or null. Releases wrote the same thing under different names.
-Json value_of(const Json& config, std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    if (const auto entry = config.find(name); entry != config.end() && !entry->is_null()) return *entry;
-  }
-  return nullptr;
-}
-
 bool read_flag(const Json& config, const char* name, bool fallback, const std::string& where) {
-  const Json value = value_of(config, {name});
+  const Json value = first_value(config, {name});
   if (value.is_null()) return fallback;
-  if (!value.is_boolean()) fail(where, std::string(name) + ": expected true or false" + found(value));
+  if (!value.is_boolean()) fail_config(where, std::string(name) + ": expected true or false" + found_text(value));
   return value.get<bool>();
 }
 
 // Reads the keys that a rule may state too, and leaves what is not stated.
 void read_scheme(const Json& config, const std::string& where, PackScheme& scheme) {
-  if (const Json bits = value_of(config, {"bits", "w_bit"}); !bits.is_null()) {
+  if (const Json bits = first_value(config, {"bits", "w_bit"}); !bits.is_null()) {
     if (!bits.is_number_unsigned() || bits.get<uint64_t>() > 8 || !kIntegerCode.has_width(bits.get<int>())) {
-      fail(where, "bits: not supported by this runtime: expected " + widths_text(kIntegerCode) + found(bits));
+      fail_config(where,
+                  "bits: not supported by this runtime: expected " + widths_text(kIntegerCode) + found_text(bits));
     }
     scheme.bits = bits.get<int>();
   }
-  if (const Json size = value_of(config, {"group_size", "q_group_size"}); !size.is_null()) {
+  if (const Json size = first_value(config, {"group_size", "q_group_size"}); !size.is_null()) {
     const bool is_positive =
         size.is_number_unsigned() && size.get<uint64_t>() > 0 && size.get<uint64_t>() <= uint64_t{1} << 31;
-    if (!is_positive && size != -1) fail(where, "group_size: expected a positive size or -1" + found(size));
+    if (!is_positive && size != -1) fail_config(where, "group_size: expected a positive size or -1" + found_text(size));
     scheme.group_size = is_positive ? size.get<int64_t>() : kPerChannel;
   }
   scheme.symmetric = read_flag(config, "sym", scheme.symmetric, where);
@@ -126,7 +111,7 @@ std::vector<std::string> replaced_modules(std::span<const StoredModule> modules,
 
 bool is_gptq_v2(const std::string& json) {
   const Json config = parse_config_text(json, "");
-  return config.is_object() && value_of(config, {"checkpoint_format", "format"}) == kSecondFormat;
+  return config.is_object() && first_value(config, {"checkpoint_format", "format"}) == kSecondFormat;
 }
 
 std::string gptq_config_json(std::span<const StoredModule> modules, std::span<const std::string> ignore,
@@ -159,25 +144,26 @@ std::string gptq_config_json(std::span<const StoredModule> modules, std::span<co
 
 GptqConfig GptqConfig::parse(const std::string& json, const std::string& where) {
   const Json config = parse_config_text(json, where);
-  if (!config.is_object()) fail(where, "expected a JSON object");
-  const Json format = value_of(config, {"checkpoint_format", "format"});
+  if (!config.is_object()) fail_config(where, "expected a JSON object");
+  const Json format = first_value(config, {"checkpoint_format", "format"});
   if (!format.is_null() && format != kFirstFormat && format != kSecondFormat) {
-    fail(where, "checkpoint_format: not supported by this runtime: expected \"gptq\" or \"gptq_v2\"" + found(format));
+    fail_config(where, "checkpoint_format: not supported by this runtime: expected \"gptq\" or \"gptq_v2\"" +
+                           found_text(format));
   }
   if (read_flag(config, "is_marlin_format", false, where)) {
-    fail(where, "is_marlin_format: not supported by this runtime: expected false, found true");
+    fail_config(where, "is_marlin_format: not supported by this runtime: expected false, found true");
   }
-  const Json words = value_of(config, {"pack_dtype"});
+  const Json words = first_value(config, {"pack_dtype"});
   if (!words.is_null() && words != "int32" && words != "torch.int32") {
-    fail(where, "pack_dtype: not supported by this runtime: expected \"int32\"" + found(words));
+    fail_config(where, "pack_dtype: not supported by this runtime: expected \"int32\"" + found_text(words));
   }
-  if (value_of(config, {"bits", "w_bit"}).is_null()) fail(where, "bits: missing");
+  if (first_value(config, {"bits", "w_bit"}).is_null()) fail_config(where, "bits: missing");
   GptqConfig result;
   result.scheme = {.container = std::string(format == kSecondFormat ? kGptqV2 : kGptq)};
   read_scheme(config, where, result.scheme);
-  const Json dynamic = value_of(config, {"dynamic"});
+  const Json dynamic = first_value(config, {"dynamic"});
   if (dynamic.is_null()) return result;
-  if (!dynamic.is_object()) fail(where, "dynamic: expected an object" + found(dynamic));
+  if (!dynamic.is_object()) fail_config(where, "dynamic: expected an object" + found_text(dynamic));
   // GPTQModel takes rules in the order of the file, which a parsed object has lost.
   const OrderedJson ordered = parse_ordered_json(json, where);
   for (const auto& [key, change] : ordered.at("dynamic").items()) {
@@ -185,11 +171,11 @@ GptqConfig GptqConfig::parse(const std::string& json, const std::string& where) 
     const bool is_except = key.starts_with(kExcept);
     const std::string_view pattern =
         is_except || key.starts_with(kOnly) ? std::string_view(key).substr(kExcept.size()) : std::string_view(key);
-    if (!change.is_object()) fail(where, place + ": expected an object" + found(change));
+    if (!change.is_object()) fail_config(where, place + ": expected an object" + found_text(change));
     try {
       result.rules.push_back({NamePattern::parse(pattern), !is_except, result.scheme});
     } catch (const std::invalid_argument& error) {
-      fail(where, place + ": " + error.what());
+      fail_config(where, place + ": " + error.what());
     }
     if (!is_except) read_scheme(change, where + "': " + place, result.rules.back().scheme);
   }

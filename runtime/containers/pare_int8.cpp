@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "runtime/containers/config_values.h"
 #include "runtime/system/json_text.h"
 
 namespace pare::runtime {
@@ -103,10 +104,6 @@ std::vector<OwnedTensor> tensors_of(const StoredLinear& linear, const PackScheme
   return tensors;
 }
 
-[[noreturn]] void fail(const std::string& where, const std::string& what) {
-  throw std::invalid_argument("'" + where + "': quantization_config: " + what);
-}
-
 }  // namespace
 
 std::vector<OwnedTensor> pack_pare_int8(const StoredLinear& linear, const PackScheme& scheme,
@@ -196,7 +193,7 @@ std::string pare_int8_config_json(std::span<const StoredModule> modules, std::sp
 PareInt8Config PareInt8Config::parse(const std::string& json, const std::string& where) {
   const Json config = parse_config_text(json, where);
   if (!config.is_object() || config.value("quant_method", Json()) != kPareInt8) {
-    fail(where, "quant_method: expected \"" + std::string(kPareInt8) + "\"");
+    fail_config(where, "quant_method: expected \"" + std::string(kPareInt8) + "\"");
   }
   PareInt8Config result;
   result.scheme = {.bits = 8, .layout = CodeLayout::bytes, .container = std::string(kPareInt8)};
@@ -204,17 +201,17 @@ PareInt8Config PareInt8Config::parse(const std::string& json, const std::string&
   const Json outliers = config.value("outliers", Json());
   const auto rule = std::find_if(kRules.begin(), kRules.end(), [&](const auto& r) { return outliers == r.second; });
   if (rule == kRules.end()) {
-    fail(where,
-         "outliers: expected \"absolute\", \"relative\" or \"columns\", found " + json_text(outliers).substr(0, 100));
+    fail_config(where, "outliers: expected \"absolute\", \"relative\" or \"columns\", found " +
+                           json_text(outliers).substr(0, 100));
   }
   result.scheme.input.outliers = rule->first;
   const Json symmetric = config.value("symmetric", Json(true));
-  if (!symmetric.is_boolean()) fail(where, "symmetric: expected true or false");
+  if (!symmetric.is_boolean()) fail_config(where, "symmetric: expected true or false");
   result.scheme.input.symmetric = symmetric.get<bool>();
   const Json ignore = config.value("ignore", Json::array());
-  if (!ignore.is_array()) fail(where, "ignore: expected an array of strings");
+  if (!ignore.is_array()) fail_config(where, "ignore: expected an array of strings");
   for (const Json& name : ignore) {
-    if (!name.is_string()) fail(where, "ignore: expected an array of strings");
+    if (!name.is_string()) fail_config(where, "ignore: expected an array of strings");
     result.ignore.insert(name.get<std::string>());
   }
   return result;

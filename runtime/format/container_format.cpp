@@ -96,9 +96,11 @@ std::vector<std::string> ContainerFormat::unread_by(Engine, const PackScheme&) c
   return {"the container " + std::string(name()) + " is pare's own"};
 }
 
-std::vector<std::string> only_with_package(Engine engine, std::string_view package) {
+std::vector<std::string> only_with(std::span<const std::string_view> packages, Engine engine) {
   if (!is_transformers(engine)) return {};
-  return {"only with the package " + std::string(package) + " installed"};
+  std::string names;
+  for (const std::string_view package : packages) names += (names.empty() ? "" : " and ") + std::string(package);
+  return {"only with the package" + std::string(packages.size() > 1 ? "s " : " ") + names + " installed"};
 }
 
 bool ContainerFormat::packs(const SparsePattern&) const {

@@ -68,6 +68,8 @@ class ContainerFormat {
   // Returns the reasons why that engine does not read modules of that scheme; none: it does. By default only pare reads
   // them.
   virtual std::vector<std::string> unread_by(Engine engine, const PackScheme& scheme) const;
+  // Returns the packages that transformers needs beside itself, as pip names them.
+  virtual std::span<const std::string_view> packages() const { return {}; }
   // Returns on which conditions that engine reads them: "only with the package gptqmodel installed".
   virtual std::vector<std::string> read_only(Engine, const PackScheme&) const { return {}; }
   // True if vLLM multiplies such weights by Marlin; it multiplies others by its Humming kernels alone.
@@ -149,8 +151,8 @@ class ContainerFormat {
 inline bool is_transformers(Engine engine) {
   return engine == Engine::transformers || engine == Engine::transformers_encoders;
 }
-// Returns what read_only() says where transformers needs that package besides itself and compressed-tensors.
-std::vector<std::string> only_with_package(Engine engine, std::string_view package);
+// Returns what read_only() says where transformers needs these packages besides itself and compressed-tensors.
+std::vector<std::string> only_with(std::span<const std::string_view> packages, Engine engine);
 
 // The formats from which transformers reads experts (integrations/compressed_tensors.py: DecompressExperts).
 inline constexpr std::string_view kExpertFormats =

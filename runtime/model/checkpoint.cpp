@@ -64,6 +64,13 @@ struct Checkpoint::State {
   std::optional<PackScheme> scheme(const LinearDescription& linear) const;
 };
 
+bool is_zero(const TensorView& view) {
+  if (!is_float_dtype(view.dtype)) return false;
+  std::vector<float> values(view.data.size() / static_cast<size_t>(dtype_size_bytes(view.dtype)));
+  convert_to_float(view.dtype, view.data, values);
+  return std::ranges::all_of(values, [](float value) { return value == 0.0f; });
+}
+
 void Checkpoint::State::check_finite(const std::string& name, const TensorView& view) const {
   const int64_t index = first_not_finite(view);
   if (index < 0) return;
@@ -133,8 +140,9 @@ void Checkpoint::State::check_linear(const LinearDescription& linear) const {
   }
   if (linear.has_bias) {
     tensors.dense_tensor(bias, {linear.num_out});
-  } else if (tensors.find(bias) != nullptr) {
-    // Unlike a tensor of an unknown module, this one would change the result if it were ignored.
+  } else if (tensors.find(bias) != nullptr && !(scheme(linear) && is_zero(tensors.tensor(bias)))) {
+    // Unlike a tensor of an unknown module, this one would change the result if it were ignored. Zeros would not:
+    // early AutoGPTQ stored them for every layer that it quantized.
     tensors.fail(bias, "unexpected: according to " + std::string(kConfigName) + " the " + description.family +
                            " model has no bias here (see attention_bias or mlp_bias, if the family has them)");
   }

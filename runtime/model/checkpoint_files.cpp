@@ -132,7 +132,8 @@ std::string with_early_quantization(const std::string& config_json, const fs::pa
   for (const char* const name : {"quantize_config.json", "quant_config.json"}) {
     const fs::path path = directory / name;
     if (!is_there(path)) continue;
-    Json early = parse_object(read_text_file(path, kMaxConfigBytes), path);
+    nlohmann::ordered_json early = parse_ordered_json(read_text_file(path, kMaxConfigBytes), path.string());
+    if (!early.is_object()) throw std::runtime_error(path.string() + ": expected a JSON object");
     if (!early.contains("quant_method")) early["quant_method"] = early.contains("version") ? "awq" : "gptq";
     nlohmann::ordered_json config = parse_ordered_json(config_json, (directory / kConfigName).string());
     config["quantization_config"] = std::move(early);

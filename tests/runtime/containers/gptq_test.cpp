@@ -248,7 +248,7 @@ TEST(Gptq, WritingRefusesWhatTheContainerCannotHold) {
   StoredLinear linear = random_linear(scheme, 32, 32);
   linear.weight.scales_OG[3] = 0x1p-30f;  // a bfloat16
   expect_error<std::invalid_argument>([&] { gptq_container().store(linear, scheme, "m"); },
-                                      {"'m'", "row 3", "not a float16"});
+                                      {"'m'", "not exactly representable in F16"});
 }
 
 TEST(GptqConfig, RulesSayWhatDiffersAndWhatIsLeftOut) {

@@ -279,6 +279,10 @@ TEST_F(Containers, EarlyGptqAndAwqHaveAConfigurationOfTheirOwn) {
               is_awq ? pack_awq_gemm(weights[module], module)
                      : gptq_container().store({.weight = weights[module]}, stated, module));
     }
+    // Early AutoGPTQ stored a bias for every layer that it quantized.
+    const std::string biased = linears().front();
+    const int64_t num_out = weights[biased].num_out;
+    draft.add({biased + ".bias", DType::F16, {num_out}, std::vector<std::byte>(static_cast<size_t>(num_out) * 2)});
     write(draft);
     const char* const name = is_awq ? "quant_config.json" : "quantize_config.json";
     expect_all_in(thrown_by([&] { Checkpoint::open(directory_); }), {".weight'", "missing"});
@@ -288,10 +292,32 @@ TEST_F(Containers, EarlyGptqAndAwqHaveAConfigurationOfTheirOwn) {
     const Checkpoint checkpoint = Checkpoint::open(directory_);
     EXPECT_EQ(checkpoint.quantization_method(), is_awq ? "awq" : "gptq");
     expect_weights(checkpoint, weights);
+    Draft with_bias = draft;
+    with_bias.tensors.at(biased + ".bias").data[0] = std::byte{1};
+    write(with_bias);
+    expect_all_in(thrown_by([&] { Checkpoint::open(directory_); }), {biased + ".bias", "unexpected"});
     write_file_atomically(directory_ / name, "[]");
     expect_all_in(thrown_by([&] { Checkpoint::open(directory_); }), {name, "object"});
     std::filesystem::remove(directory_ / name);
   }
+}
+
+// The first rule that matches decides, whichever file holds the rules.
+TEST_F(Containers, EarlyGptqKeepsTheOrderOfItsRules) {
+  Draft draft = tiny_llama();
+  const PackScheme narrow{.bits = 4, .group_size = 8}, wide{.bits = 4, .group_size = kPerChannel};
+  std::map<std::string, QuantizedWeight> weights;
+  for (const std::string& module : linears()) {
+    const PackScheme scheme = module.ends_with("q_proj") ? narrow : wide;
+    weights[module] = weight_for(draft, module, scheme);
+    replace(draft, module,
+            gptq_container().store({.weight = weights[module]}, gptq_container().adapted(scheme), module));
+  }
+  write(draft);
+  write_file_atomically(directory_ / "quantize_config.json",
+                        R"({"bits": 4, "group_size": 8, "sym": true, "desc_act": false,
+                            "dynamic": {"+:.*q_proj": {"group_size": 8}, "+:.*": {"group_size": -1}}})");
+  expect_weights(Checkpoint::open(directory_), weights);
 }
 
 TEST_F(Containers, BitsAndBytesInt8) {
