@@ -1,14 +1,11 @@
 #include "runtime/export/export_gguf.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <optional>
 #include <stdexcept>
-#include <system_error>
 #include <utility>
 
 #include "runtime/chat/chat_template.h"
@@ -17,6 +14,7 @@
 #include "runtime/export/gguf_plan.h"
 #include "runtime/export/gguf_read_back.h"
 #include "runtime/import/import_sources.h"
+#include "runtime/import/model_directory.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/partial_output.h"
@@ -106,6 +104,41 @@ void note_windows(const ModelDescription& model, const DecoderFamily& family, st
   }
 }
 
+// Returns what llama.cpp does not expect of the family. Import reads such files, so nothing else would say it.
+std::vector<std::string> unloadable_facts(const ModelDescription& model, const LlamaCppTraits& traits) {
+  std::vector<std::string> facts;
+  bool has_dense = false, has_dense_behind = false, has_mixture = false, has_latent_bias = false;
+  for (const BlockDescription& block : model.blocks) {
+    has_dense |= !block.is_mixture();
+    has_dense_behind |= has_mixture && !block.is_mixture();
+    has_mixture |= block.is_mixture();
+    has_latent_bias |= block.latent && (block.o.has_bias || block.latent->kv_a.has_bias);
+  }
+  if (traits.only_mixtures && has_dense) facts.emplace_back("a block that is no mixture");
+  if (traits.only_leading_dense && has_dense_behind) facts.emplace_back("a dense block behind a mixture");
+  if (traits.only_untied && model.tied_head) facts.emplace_back("a tied head");
+  if (traits.has_no_latent_bias && has_latent_bias) facts.emplace_back("biases of attention");
+  if (traits.needs_all_kv_heads && model.num_kv_heads != model.num_heads) {
+    facts.emplace_back("fewer heads of keys than of queries");
+  }
+  if (traits.needs_wide_heads && model.num_heads * model.head_size != model.hidden_size) {
+    facts.emplace_back("heads that together are not as wide as the model");
+  }
+  return facts;
+}
+
+void note_other_readings(const ModelDescription& model, const LlamaCppTraits& traits, std::vector<std::string>& notes) {
+  for (const std::string& fact : unloadable_facts(model, traits)) {
+    notes.push_back("llama.cpp does not load a " + model.family + " with " + fact + "; pare does");
+  }
+  const bool has_window = std::ranges::any_of(model.blocks, [&](const BlockDescription& block) {
+    return block.sliding_window != 0 && block.sliding_window < model.context_length;
+  });
+  if (!has_window || traits.blocks_with_windows == 0 || model.blocks.size() == traits.blocks_with_windows) return;
+  notes.push_back("attention has windows here; llama.cpp has them only for a " + model.family + " of " +
+                  std::to_string(traits.blocks_with_windows) + " blocks, so longer texts differ");
+}
+
 void set_general_keys(const Checkpoint& checkpoint, const GgufFormat& format, Draft& draft) {
   GgufMetadata& metadata = draft.metadata;
   const fs::path folder = fs::weakly_canonical(checkpoint.directory());
@@ -120,7 +153,7 @@ void set_general_keys(const Checkpoint& checkpoint, const GgufFormat& format, Dr
 }
 
 // A model may stop at several tokens; a GGUF file names one eos, and one that ends a turn.
-void set_stop_tokens(const ModelDescription& model, GgufTokenizer& tokenizer) {
+void set_stop_tokens(const ModelDescription& model, GgufTokenizer& tokenizer, std::vector<std::string>& notes) {
   const auto id_of = [&](const char* role) {
     const auto found = std::ranges::find(tokenizer.roles, role, &std::pair<std::string, int64_t>::first);
     return found == tokenizer.roles.end() ? -1 : found->second;
@@ -130,6 +163,10 @@ void set_stop_tokens(const ModelDescription& model, GgufTokenizer& tokenizer) {
   if (id_of("eos") < 0 && !stops.empty()) tokenizer.roles.emplace_back("eos", stops.front());
   std::erase(stops, static_cast<int32_t>(id_of("eos")));
   if (!stops.empty()) tokenizer.roles.emplace_back("eot", stops.front());
+  if (stops.size() < 2) return;
+  std::string ids;
+  for (size_t i = 1; i < stops.size(); ++i) ids += (i == 1 ? "" : ", ") + std::to_string(stops[i]);
+  notes.push_back("texts end with more tokens than a GGUF file names: of the ids, " + ids + " are left out");
 }
 
 Draft make_draft(const Checkpoint& checkpoint, const GgufFormat& format) {
@@ -140,13 +177,14 @@ Draft make_draft(const Checkpoint& checkpoint, const GgufFormat& format) {
   set_config_keys(checkpoint.config_json(), where, *draft.family, model, draft.metadata);
   draft.settings = setting_tensors(checkpoint.config_json(), where, *draft.family, model);
   GgufTokenizer tokenizer = make_gguf_tokenizer(checkpoint.directory(), model.vocabulary_size);
-  set_stop_tokens(model, tokenizer);
+  set_stop_tokens(model, tokenizer, draft.notes);
   set_tokenizer_keys(tokenizer, draft.metadata);
-  draft.notes = tokenizer.notes;
+  draft.notes.insert(draft.notes.end(), tokenizer.notes.begin(), tokenizer.notes.end());
   draft.planned = plan_gguf_tensors(checkpoint, *draft.family, format);
   set_general_keys(checkpoint, format, draft);
   note_inputs(checkpoint, draft.notes);
   note_windows(model, *draft.family, draft.notes);
+  note_other_readings(model, draft.family->llama_cpp, draft.notes);
   if (model.is_text_part) draft.notes.push_back("the file holds the text part alone");
   return draft;
 }
@@ -159,6 +197,23 @@ std::vector<StreamedGgufTensor> streamed(const Draft& draft) {
   return tensors;
 }
 
+// Returns what the import reads. The file is a draft, whose name means nothing to the user.
+ModelDescription description_of(const Checkpoint& checkpoint, const fs::path& file) {
+  try {
+    const ImportedModel imported = read_gguf_model(file, std::nullopt);
+    return describe_source(imported.text_files.front().second, file);
+  } catch (const Interrupted&) {
+    throw;
+  } catch (const std::exception& error) {
+    std::string what = error.what();
+    for (size_t at = what.find(file.string()); at != std::string::npos; at = what.find(file.string())) {
+      what.replace(at, file.string().size(), "its header");
+    }
+    throw std::invalid_argument("'" + checkpoint.directory().string() +
+                                "': this model cannot be exported to GGUF, since no reader would take it: " + what);
+  }
+}
+
 // Reads a file of the draft's header, with zeros for weights, and compares what it describes with the model. Of windows
 // the draft has notes (note_windows).
 void check_read_back(const Checkpoint& checkpoint, const fs::path& file, Draft& draft) {
@@ -166,8 +221,7 @@ void check_read_back(const Checkpoint& checkpoint, const fs::path& file, Draft& 
   const std::vector<StreamedGgufTensor> tensors = streamed(draft);
   write_gguf_draft(file, draft.metadata, tensors,
                    [&](const StreamedGgufTensor& tensor) { return &tensor < tensors.data() + num_settings; });
-  const ImportedModel imported = read_gguf_model(file, std::nullopt);
-  const ModelDescription read = describe_source(imported.text_files.front().second, file);
+  const ModelDescription read = description_of(checkpoint, file);
   for (const DescriptionDifference& difference : differences(checkpoint.description(), read)) {
     const WindowLayers layers = draft.family->windows.layers;
     const bool is_noted = layers == WindowLayers::all || layers == WindowLayers::from_a_layer_on;
@@ -196,30 +250,6 @@ GgufExport describe(const Draft& draft) {
   return result;
 }
 
-// A folder in that of temporary files, of a name that nobody else has. A file of a known name could be a link that
-// somebody has left there.
-class PrivateFolder {
- public:
-  PrivateFolder() {
-    std::string pattern = (fs::temp_directory_path() / "pare-export-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) {
-      throw std::runtime_error("cannot make a folder like '" + pattern +
-                               "': " + std::generic_category().message(errno) + "; set TMPDIR");
-    }
-    path_ = pattern;
-  }
-  PrivateFolder(const PrivateFolder&) = delete;
-  PrivateFolder& operator=(const PrivateFolder&) = delete;
-  ~PrivateFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
 // The first tensor that would change is refused. Makes all of them, and writes none.
 void refuse_losses(const Checkpoint& checkpoint, const Draft& draft) {
   for (const PlannedGgufTensor& tensor : draft.planned) {
@@ -227,11 +257,10 @@ void refuse_losses(const Checkpoint& checkpoint, const Draft& draft) {
     const GgufLoss loss = make_gguf_tensor(checkpoint, tensor, {}, [](std::span<const std::byte>) {});
     if (loss.is_lossless) continue;
     const std::string& name = tensor.parts.front().name;
-    throw std::invalid_argument("'" + checkpoint.directory().string() + "': '" + name +
-                                "' would change: " + type_name(tensor.chosen.type) +
-                                (loss.keeps_codes ? " holds its codes, but not its scales" : " does not hold it") +
-                                " (relative error " + text_of(loss.relative_error()) +
-                                "): take another format ('gguf' takes the nearest types), or leave --lossless out");
+    throw std::invalid_argument(
+        "'" + checkpoint.directory().string() + "': '" + name + "' would change: " + type_name(tensor.chosen.type) +
+        (loss.keeps_codes ? " holds its codes, but not its scales" : " does not hold it") + " (relative error " +
+        text_of(loss.relative_error()) + "): take another format, such as f32, or leave --lossless out");
   }
 }
 
@@ -253,8 +282,11 @@ const DecoderFamily& gguf_family(const Checkpoint& checkpoint) {
 
 GgufExport plan_gguf_export(const Checkpoint& checkpoint, const GgufFormat& format) {
   Draft draft = make_draft(checkpoint, format);
-  const PrivateFolder folder;
-  check_read_back(checkpoint, folder.path() / "draft.gguf", draft);
+  // In a folder of this process's own, which the next one removes if this is killed.
+  const ModelDirectory folder(checkpoint.directory(), [&](const fs::path&, const fs::path& directory) {
+    fs::create_directory(directory);
+    check_read_back(checkpoint, directory / "draft.gguf", draft);
+  });
   return describe(draft);
 }
 

@@ -31,7 +31,7 @@ void write_imatrix(const Checkpoint& checkpoint, const std::filesystem::path& ou
     for (const GgufPlace& part : planned.parts) {
       if (!part.linear) break;
       const ColumnSquares found = squares(*part.linear);
-      if (found.mean_I.empty()) break;
+      if (found.num_tokens == 0 || found.mean_I.empty()) break;
       if (static_cast<int64_t>(found.mean_I.size()) != part.linear->num_in) {
         throw std::invalid_argument("'" + part.linear->name + "': expected " + std::to_string(part.linear->num_in) +
                                     " mean squares, found " + std::to_string(found.mean_I.size()));

@@ -14,6 +14,7 @@ namespace pare::runtime {
 namespace {
 
 constexpr int kSize = 32;  // elements of a block
+constexpr float kLargestHalf = 65504.0f;
 
 void put_half(float value, uint8_t* out) {
   const uint16_t bits = float_to_f16(value);
@@ -171,6 +172,11 @@ void encode_gguf_row(GgufType type, std::span<const float> x_I, std::span<const 
   if (type == GgufType::F32) return convert_from_float(DType::F32, x_I, blocks);
   if (type == GgufType::F16) return convert_from_float(DType::F16, x_I, blocks);
   if (type == GgufType::BF16) return convert_from_float(DType::BF16, x_I, blocks);
+  const auto too_large = std::ranges::find_if(x_I, [](float x) { return !(std::abs(x) <= kLargestHalf); });
+  if (too_large != x_I.end()) {
+    throw std::runtime_error("a weight of " + std::to_string(*too_large) +
+                             " is beyond float16, in which blocks hold their scales: expected at most 65504");
+  }
   static const std::vector<float> kOnes(256, 1.0f);
   for (size_t begin = 0; begin < x_I.size(); begin += size, blocks = blocks.subspan(bytes)) {
     const float* const x = x_I.data() + begin;

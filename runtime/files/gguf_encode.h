@@ -21,7 +21,8 @@ bool is_encoded(GgufType type);
 // that fit them best (weighted least squares) are computed in turn, with scales as the file holds them. Floats are
 // rounded to nearest even.
 // x_I fills whole blocks; importance_I is empty, or of x_I's size with finite values that are not negative; blocks has
-// the size that gguf_block says. Throws std::invalid_argument for another size or type.
+// the size that gguf_block says. Throws std::invalid_argument for another size or type, and
+// std::runtime_error for blocks with a number that is beyond float16 or none.
 void encode_gguf_row(GgufType type, std::span<const float> x_I, std::span<const float> importance_I,
                      std::span<std::byte> blocks);
 

@@ -92,7 +92,9 @@ ModelDirectory::ModelDirectory(const fs::path& model, const MakeDirectory& make,
     lock_ = lock_folder(temporary_);
   }
   // Named after the file, because messages and progress show the folder's name.
-  path_ = temporary_ / (make ? folder_name(model) : model.stem());
+  fs::path name = model.stem();
+  while (name.extension() == ".gguf") name = name.stem();  // a folder of such a name would pass for a file
+  path_ = temporary_ / (make ? folder_name(model) : name);
   try {
     fs::create_symlink("nothing", temporary_ / kMark);
     make ? make(model, path_)

@@ -164,6 +164,18 @@ struct MixtureTraits {
   int64_t default_first_blocks = 0;  // first_k_dense_replace or moe_layer_start_index of a file without the key
 };
 
+// llama.cpp takes these for granted of a family, beyond what its files say (src/models/*.cpp, in llama-cpp-python
+// 0.3.36).
+struct LlamaCppTraits {
+  bool only_mixtures = false;       // every block is one
+  bool only_leading_dense = false;  // no dense block lies behind a mixture
+  bool only_untied = false;         // the head is stored
+  bool needs_all_kv_heads = false;  // there are as many as heads of queries
+  bool needs_wide_heads = false;    // heads together are as wide as the model
+  bool has_no_latent_bias = false;
+  size_t blocks_with_windows = 0;  // not 0: attention has windows only in a model of so many blocks
+};
+
 // A decoder. "" stands for a key that the family has not.
 struct DecoderFamily {
   std::string_view name;                     // in messages and records
@@ -217,8 +229,9 @@ struct DecoderFamily {
   std::string_view bidirectional_key = {};   // true is refused
   std::string_view refused_window_key = {};  // likewise, where windows are not computed
   std::optional<MixtureTraits> mixture = {};
-  bool is_in_llama_cpp = true;               // its converter has the class (as of engine_verdicts.cpp)
-  std::string_view gguf = {};                // general.architecture
+  bool is_in_llama_cpp = true;  // its converter has the class (as of engine_verdicts.cpp)
+  std::string_view gguf = {};   // general.architecture
+  LlamaCppTraits llama_cpp = {};
   bool gguf_rotates_neighbours = false;      // rows of q and k alternate between the halves of a head
   int64_t gguf_blocks_divided_by_width = 0;  // the size, by its number of blocks, whose scores' divisor is D / H
   std::string_view gguf_feed_forward_norm = "ffn_norm";  // the tensor of the norm before the feed-forward

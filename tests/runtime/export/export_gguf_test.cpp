@@ -394,6 +394,41 @@ TEST(ExportGguf, NotesWindowsThatLlamaCppDoesNotCompute) {
   EXPECT_NE(planned.notes.front().find("the last 20 tokens"), std::string::npos);
 }
 
+// llama.cpp would end with an error about tensors, or compute another model.
+TEST(ExportGguf, NotesWhatLlamaCppDoesNotLoad) {
+  const std::map<std::string, std::string> notes_of = {
+      {"ernie4_5_moe_range", "does not load a ernie4_5_moe with a dense block behind a mixture"},
+      {"dots1_moe_windows_bf16", "does not load a dots1 with fewer heads of keys than of queries"},
+      {"olmoe_experts", "does not load a olmoe with fewer heads of keys than of queries"},
+      {"qwen2_moe_shared_bf16", ""},
+      {"glm_neighbours", "does not load a glm with heads that together are not as wide as the model"},
+      {"deepseek_v3_moe_groups", "does not load a deepseek_v3 with biases of attention"},
+      {"exaone4_unrotated", "only for a exaone4 of 64 blocks"},
+      {"mixtral_experts", ""}};
+  for (const auto& [name, words] : notes_of) {
+    SCOPED_TRACE(name);
+    TemporaryFolder folder;
+    const fs::path model = folder.path() / "model";
+    import_model(kGolden + "gguf/" + name + ".gguf", model, {});
+    std::string notes;
+    for (const std::string& note : plan_gguf_export(Checkpoint::open(model), format("f16")).notes) notes += note + "\n";
+    EXPECT_NE(notes.find(words), std::string::npos) << notes;
+    EXPECT_EQ(notes.find("llama.cpp") == std::string::npos, words.empty()) << notes;
+  }
+}
+
+TEST(ExportGguf, NotesABlockThatIsNoMixture) {
+  TemporaryFolder folder;
+  const fs::path model = folder.path() / "model";
+  import_model(kGolden + "gguf/qwen2_moe_shared_bf16.gguf", model, {});
+  for (const char* name : {"config.json", "model.safetensors"})
+    fs::copy_file(kGolden + "families/qwen3_moe_dense_block_bf16/" + name, model / name,
+                  fs::copy_options::overwrite_existing);
+  const GgufExport planned = plan_gguf_export(Checkpoint::open(model), format("f16"));
+  ASSERT_EQ(planned.notes.size(), 1u);
+  EXPECT_NE(planned.notes.front().find("does not load a qwen3_moe with a block that is no mixture"), std::string::npos);
+}
+
 TEST(ExportGguf, OfOptIsRefused) {
   expect_error<std::invalid_argument>(
       [&] { plan_gguf_export(Checkpoint::open(kGolden + "families/opt_learned_positions"), format("f16")); },
