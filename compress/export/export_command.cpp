@@ -22,6 +22,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+bool is_inside(const std::filesystem::path& path, const std::filesystem::path& folder) {
+  const std::filesystem::path inner = std::filesystem::weakly_canonical(path);
+  const std::filesystem::path outer = std::filesystem::weakly_canonical(folder);
+  return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+}
+
 struct Written {
   std::string format;
   int64_t num_bytes = 0;
@@ -40,6 +46,17 @@ Written write_folder(runtime::NamedModel& model, const std::filesystem::path& ou
   });
   return {std::string(format.name), result.num_bytes, export_lines(result, format), result.events,
           runtime::parse_ordered_json(export_json(result, format), "the export")};
+}
+
+// A GGUF file rounds no input.
+void refuse_rounded_inputs(const runtime::Checkpoint& checkpoint) {
+  for (const runtime::LinearDescription& linear : runtime::stored_linears(checkpoint)) {
+    const std::optional<runtime::PackScheme> scheme = checkpoint.stored_scheme(linear);
+    if (!scheme || scheme->input.is_plain()) continue;
+    throw std::invalid_argument("--lossless: layer '" + linear.name + "': its inputs are rounded (" +
+                                runtime::input_format_name(scheme->input) +
+                                "), which a GGUF file does not hold: take another format, or leave --lossless out");
+  }
 }
 
 std::string type_name(runtime::GgufType type) {
@@ -78,13 +95,16 @@ std::vector<std::string> gguf_lines(const runtime::GgufExport& result) {
 
 Written write_gguf(runtime::NamedModel& model, const std::filesystem::path& output, const runtime::GgufFormat& format,
                    bool lossless, const std::filesystem::path& statistics, runtime::Console& console) {
-  runtime::plan_gguf_export(model.described(), format);  // what is refused is refused before the weights
+  if (lossless) refuse_rounded_inputs(model.described());
+  // What is refused is refused before the weights.
+  const runtime::GgufExport planned = runtime::plan_gguf_export(model.described(), format);
   SquaresByLinear squares;
   if (!statistics.empty()) squares = column_squares(read_statistics(statistics, model.whole()), model.whole());
   const auto importance = [&](const runtime::LinearDescription& linear) {
     const auto found = squares.find(linear.name);
     return found == squares.end() ? std::span<const float>() : std::span<const float>(found->second.mean_I);
   };
+  runtime::require_disk_space(output, planned.num_weight_bytes);
   const auto progress = runtime::stage(console, "export", "tensors");
   const runtime::GgufExport result = runtime::export_gguf(
       model.whole(), output, format,
@@ -122,18 +142,27 @@ void run_export(const runtime::Arguments& arguments, runtime::Console& console) 
   const bool lossless = arguments.flag("lossless");
   const ExportFormat* const folder = find_folder_format(name);
   const std::filesystem::path statistics = arguments.given("statistics") ? arguments.text("statistics") : "";
-  if (folder != nullptr && !statistics.empty()) {
-    throw runtime::WrongUsage("--statistics belongs to the types of GGUF: leave it out, or take one of them");
+  const runtime::GgufFormat* const file = runtime::find_gguf_format(name);
+  const bool rounds =
+      file != nullptr && file->type && runtime::gguf_block(static_cast<uint32_t>(*file->type)).num_elements > 1;
+  if (!rounds && !statistics.empty()) {
+    throw runtime::WrongUsage(
+        "--statistics belongs to the types of GGUF that round: leave it out, or take one, such as "
+        "q4_0");
   }
+  if (!statistics.empty()) StatisticsFile::open(statistics);
   if (folder == nullptr && output.extension() != ".gguf") {
     throw runtime::WrongUsage("OUT is a file of GGUF, whose name ends in .gguf: found '" + output.string() + "'");
   }
   runtime::PartialOutput::check_is_free(output, runtime::PartialOutput::Leftovers::stay);
-  runtime::keep_as_private_as({std::filesystem::path(arguments.positional(0))}, output);
+  if (is_inside(output, arguments.positional(0))) {
+    throw std::invalid_argument("'" + output.string() + "' lies in the model's own folder '" + arguments.positional(0) +
+                                "', which would not be whole then: choose another");
+  }
+  runtime::keep_as_private_as({std::filesystem::path(arguments.positional(0)), statistics}, output);
   runtime::NamedModel model(arguments.positional(0), true, "", console);
-  Written written = folder != nullptr
-                        ? write_folder(model, output, *folder, lossless, console)
-                        : write_gguf(model, output, *runtime::find_gguf_format(name), lossless, statistics, console);
+  Written written = folder != nullptr ? write_folder(model, output, *folder, lossless, console)
+                                      : write_gguf(model, output, *file, lossless, statistics, console);
   console.report() << runtime::visible_line(output.string()) << ": " << written.format << ", "
                    << runtime::format_bytes(written.num_bytes) << '\n';
   for (const std::string& line : written.lines) console.report() << "  " << runtime::visible_line(line) << '\n';

@@ -137,12 +137,6 @@ std::vector<float> values_of(const runtime::Checkpoint& checkpoint, const runtim
   return values;
 }
 
-bool is_inside(const fs::path& path, const fs::path& folder) {
-  const fs::path inner = fs::weakly_canonical(path), outer = fs::weakly_canonical(folder);
-  const auto [end, ignored] = std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
-  return end == outer.end();
-}
-
 std::vector<EngineVerdict> judge(const runtime::Checkpoint& source, const std::vector<LayerExport>& layers) {
   std::map<std::string, const LayerExport*> by_name;
   for (const LayerExport& layer : layers) by_name[layer.linear.name] = &layer;
@@ -178,10 +172,7 @@ class Exporter {
         inputs_(input_hashes(source)) {}
 
   ExportResult write(const fs::path& output) {
-    if (is_inside(output, source_.directory())) {
-      throw std::invalid_argument("'" + output.string() + "' lies in the model's own folder '" +
-                                  source_.directory().string() + "', which would not be whole then: choose another");
-    }
+    runtime::require_disk_space(output, disk_bytes());
     runtime::PartialOutput place(output, "export", runtime::PartialOutput::Remains::worthless);
     const fs::path directory = place.result();
     fs::create_directories(directory / kLayers);
@@ -201,6 +192,26 @@ class Exporter {
   }
 
  private:
+  // The result, and a second time what changes: it lies beside the result until all of it is made.
+  int64_t disk_bytes() const {
+    int64_t changed = 0, kept = 0;
+    for (const LayerExport& layer : plan_) {
+      const int64_t num_out = layer.linear.num_out, num_in = layer.linear.num_in;
+      if (layer.to) {
+        changed += runtime::container_format(layer.to->container).stored_bytes(*layer.to, num_out, num_in);
+      } else if (layer.from) {
+        changed += num_out * num_in * static_cast<int64_t>(runtime::dtype_size_bytes(model_dtype_));
+      }
+    }
+    for (const std::string& name : source_.tensor_names()) {
+      const runtime::TensorLayout layout = source_.layout(name);
+      const bool is_float = layout.dtype == DType::F32 || layout.dtype == DType::F16 || layout.dtype == DType::BF16;
+      if (is_float)
+        kept += *runtime::checked_product(layout.shape) * static_cast<int64_t>(runtime::dtype_size_bytes(layout.dtype));
+    }
+    return 2 * changed + kept;
+  }
+
   // Makes the tensors of one layer whose stored form changes.
   std::vector<runtime::OwnedTensor> tensors_of(const LayerExport& layer) const {
     if (!layer.to) {
@@ -239,10 +250,9 @@ class Exporter {
     progress(0, total);
     for (size_t i = 0; i < plan_.size(); ++i) {
       const LayerExport& layer = plan_[i];
-      const bool is_kept = layer.passage == Passage::unchanged && !layer.to && !layer.drops_input_rounding;
-      const bool is_own = !layer.from || layer.from->has_own_tensor();
-      if (!(is_kept && is_own)) {
-        note_replaced(layer);
+      note_replaced(layer);
+      const bool is_kept = !layer.to && (!layer.from || layer.from->has_own_tensor());  // the tensor goes as it is
+      if (!is_kept) {
         const std::vector<runtime::OwnedTensor> tensors = tensors_of(layer);
         std::vector<runtime::NamedTensor> named;
         for (const runtime::OwnedTensor& tensor : tensors) {

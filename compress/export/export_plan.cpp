@@ -11,6 +11,7 @@
 #include "runtime/containers/bitsandbytes_nf4.h"
 #include "runtime/containers/container_table.h"
 #include "runtime/containers/gptq.h"
+#include "runtime/system/interrupt.h"
 
 namespace pare::compress {
 namespace {
@@ -187,6 +188,7 @@ bool has_symmetric_zeros(const runtime::Checkpoint& source) {
   for (const runtime::LinearDescription& linear : runtime::stored_linears(source)) {
     const std::optional<PackScheme> scheme = source.stored_scheme(linear);
     if (!scheme || !scheme->is_integer() || scheme->symmetric) continue;
+    runtime::throw_if_interrupted();
     const runtime::LinearWeights read = source.linear(linear);
     source.drop_pages(linear);
     const auto& weight = std::get<runtime::QuantizedWeight>(read.weight);

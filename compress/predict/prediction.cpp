@@ -52,21 +52,7 @@ int64_t default_memory_budget() {
 }
 
 void check_disk_space(const std::filesystem::path& output, const Prediction& prediction) {
-  std::filesystem::path existing = std::filesystem::absolute(output).lexically_normal();
-  while (!std::filesystem::exists(existing) && existing.has_relative_path()) existing = existing.parent_path();
-  const auto available = static_cast<int64_t>(std::filesystem::space(existing).available);
-  // What an unfinished run has left there is part of the need.
-  int64_t held = 0;
-  std::error_code none;
-  for (std::filesystem::recursive_directory_iterator file(runtime::PartialOutput::folder_of(output), none), end;
-       !none && file != end; file.increment(none)) {
-    if (file->is_regular_file(none)) held += static_cast<int64_t>(file->file_size(none));
-  }
-  if (available + held < prediction.disk_bytes) {
-    throw std::runtime_error("'" + existing.string() + "' has " + runtime::format_bytes(available) +
-                             " free; this run needs " + runtime::format_bytes(prediction.disk_bytes) +
-                             ": free some or choose another place for the output");
-  }
+  runtime::require_disk_space(output, prediction.disk_bytes);
 }
 
 std::vector<std::string> to_lines(const Prediction& prediction) {

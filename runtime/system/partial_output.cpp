@@ -18,6 +18,7 @@
 
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
+#include "runtime/system/progress.h"
 #include "runtime/system/visible_text.h"
 
 namespace pare::runtime {
@@ -168,6 +169,21 @@ fs::path output_place(const fs::path& output) {
     }
   }
   return place;
+}
+
+void require_disk_space(const fs::path& output, int64_t num_bytes) {
+  fs::path existing = fs::absolute(output).lexically_normal();
+  while (!fs::exists(existing) && existing.has_relative_path()) existing = existing.parent_path();
+  const auto available = static_cast<int64_t>(fs::space(existing).available);
+  int64_t held = 0;
+  std::error_code none;
+  for (fs::recursive_directory_iterator file(PartialOutput::folder_of(output), none), end; !none && file != end;
+       file.increment(none)) {
+    if (file->is_regular_file(none)) held += static_cast<int64_t>(file->file_size(none));
+  }
+  if (available + held >= num_bytes) return;
+  throw std::runtime_error("'" + existing.string() + "' has " + format_bytes(available) + " free; this run needs " +
+                           format_bytes(num_bytes) + ": free some or choose another place for the output");
 }
 
 fs::path PartialOutput::folder_of(const fs::path& output) {

@@ -20,6 +20,10 @@ namespace pare::runtime {
 // that is not a folder, or leads back from a folder that does not exist.
 std::filesystem::path output_place(const std::filesystem::path& output);
 
+// Throws std::runtime_error unless the file system of `output` has so much room. What an unfinished command has left in
+// OUTPUT.partial is part of it.
+void require_disk_space(const std::filesystem::path& output, int64_t num_bytes);
+
 class PartialOutput {
  public:
   // The remains of an unfinished command: useless to other commands, or something to go on with.

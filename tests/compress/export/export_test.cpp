@@ -167,6 +167,12 @@ TEST_F(Export, WhatAFormatCannotDoIsSaid) {
   EXPECT_EQ(result["events"].size(), 14u);
   EXPECT_NE(result["events"][0].get<std::string>().find("no longer rounded"), std::string::npos);
   EXPECT_EQ(count(result, "codes and scales unchanged"), 14) << result;
+  // A dense weight with rounded inputs is that weight where no input is rounded.
+  make("llama_gqa_untied", "inputs", "passes:\n  - activations: int8\n");
+  EXPECT_EQ(count(export_to("inputs", "dense", "dense"), "unchanged"), 16);
+  EXPECT_FALSE(Checkpoint::open(at("dense")).is_quantized());
+  EXPECT_EQ(bytes("dense/model.safetensors"), read_text_file(family("llama_gqa_untied") / "model.safetensors"));
+  refused("inputs", "dense", {"--lossless", "inputs are rounded"}, "--lossless");
   // A dense source has no codes, and one that is in the way stays.
   write_text(at("r.yaml"), "");
   Outcome outcome = run_pare({"export", family("llama_gqa_untied").string(), at("x").string(), "--format", "gptq"});
@@ -214,6 +220,9 @@ TEST_F(Export, GgufFilesHaveTheSameCodes) {
   ASSERT_GT(first.size(), kEnd);
   EXPECT_TRUE(first.substr(first.size() - kEnd) == second.substr(second.size() - kEnd));
   EXPECT_EQ(run_pare({"inspect", at("ct.gguf").string()}).status, 0);
+  fs::copy_file(at("ct.gguf"), at("twice.gguf.gguf"));
+  EXPECT_EQ(run_pare({"inspect", at("twice.gguf.gguf").string()}).status, 0);
+  EXPECT_EQ(run_pare({"generate", at("twice.gguf.gguf").string(), "--prompt", "Once", "--max-tokens", "1"}).status, 0);
   const Outcome again = exported("ct", "ct.gguf", "q8_0");
   EXPECT_EQ(again.status, 1);
   EXPECT_NE(again.err.find("exists"), std::string::npos) << again.err;
@@ -286,7 +295,20 @@ TEST_F(Export, StatisticsBecomeAnImatrixAndWeighErrors) {
   outcome =
       run_pare({"export", model.string(), at("x").string(), "--format", "gptq", "--statistics", at("s.h5").string()});
   EXPECT_EQ(outcome.status, 2) << outcome.err;
+  for (const char* format : {"f16", "gguf"}) {  // which round nothing by importance
+    outcome = run_pare(
+        {"export", model.string(), at("x.gguf").string(), "--format", format, "--statistics", at("s.h5").string()});
+    EXPECT_EQ(outcome.status, 2) << outcome.err;
+  }
+  outcome = run_pare(
+      {"export", model.string(), at("x.gguf").string(), "--format", "q4_0", "--statistics", at("none.h5").string()});
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.err.find("none.h5"), std::string::npos) << outcome.err;
   fs::remove(at("s.h5"));
+  outcome =
+      run_pare({"calibrate", at("r.yaml").string(), at("s.h5").string(), "--imatrix", (at("").string() + "./s.h5")});
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.err.find("different names"), std::string::npos) << outcome.err;
   outcome = run_pare(calibrate);
   EXPECT_EQ(outcome.status, 1);
   EXPECT_NE(outcome.err.find("i.gguf"), std::string::npos) << outcome.err;
