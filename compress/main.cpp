@@ -20,6 +20,7 @@
 #include "compress/run/calibrate.h"
 #include "compress/run/pipeline.h"
 #include "compress/run/torch_errors.h"
+#include "runtime/commands/artifact_files.h"
 #include "runtime/commands/command_line.h"
 #include "runtime/commands/command_parts.h"
 #include "runtime/commands/commands.h"
@@ -373,6 +374,13 @@ void report_on_runs(const pare::runtime::Arguments& arguments, pare::runtime::Co
   for (const std::string& line : found.skipped) console.progress().print("report: " + line);
   console.set_result(pare::compress::runs_json(found));
   if (!page.empty()) {
+    std::vector<std::filesystem::path> manifests;
+    for (const std::filesystem::path& folder : folders) {
+      for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+        manifests.push_back(entry.is_directory() ? entry.path() / pare::runtime::kManifestName : entry.path());
+      }
+    }
+    pare::runtime::keep_as_private_as(manifests, page);
     pare::runtime::write_file_atomically(page, pare::compress::runs_page(found));
     console.progress().print("written: '" + page.string() + "'");
   }

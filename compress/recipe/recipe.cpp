@@ -128,6 +128,11 @@ void read_evaluations(const Value& value, Recipe& recipe) {
         found->second.fail("'" + std::string(row->data_key) + "' is missing. " +
                            field_meaning(*options, row->data_key));
       }
+      if (const std::string written = options->written_file(); !written.empty()) {
+        found->second.fail("'" + written +
+                           "' would be written outside of the result: leave it out, and call 'pare "
+                           "eval' for it");
+      }
       recipe.evaluate.push_back({row, options});
     }
   }

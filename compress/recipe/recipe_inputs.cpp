@@ -20,7 +20,10 @@ std::vector<fs::path> data_files(const Recipe& recipe) {
     add(recipe.calibration->statistics, files);
   }
   if (recipe.sensitivity) add(recipe.sensitivity->text, files);
-  for (const EvaluationRecipe& item : recipe.evaluate) add(item.options->data, files);
+  for (const EvaluationRecipe& item : recipe.evaluate) {
+    add(item.options->data, files);
+    item.options->clone()->other_files([&](std::string_view, std::string& file) { add(file, files); });
+  }
   return files;
 }
 

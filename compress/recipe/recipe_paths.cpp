@@ -35,6 +35,11 @@ void visit_paths(Recipe& recipe, const VisitPath& visit) {
     fs::path path = options->data;
     visit("evaluate." + std::string(item.row->key) + "." + std::string(item.row->data_key), path);
     options->data = path.string();
+    options->other_files([&](std::string_view key, std::string& file) {
+      fs::path other = file;
+      visit("evaluate." + std::string(item.row->key) + "." + std::string(key), other);
+      file = other.string();
+    });
     item.options = std::move(options);
   }
 }

@@ -4,6 +4,7 @@
 #include <span>
 #include <stdexcept>
 
+#include "compress/artifact/small_files.h"
 #include "compress/recipe/hub_name.h"
 #include "compress/report/model_card.h"
 #include "compress/report/source_card.h"
@@ -11,6 +12,7 @@
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
+#include "runtime/system/private_files.h"
 #include "runtime/system/sealed_json.h"
 #include "runtime/system/sha256.h"
 
@@ -34,17 +36,16 @@ void refuse_changed_card(const fs::path& card, const Json& outputs, const std::s
 void replace_card(const fs::path& directory, const std::string& text, Json manifest) {
   Json& outputs = manifest.at("outputs");
   refuse_changed_card(directory / kCardName, outputs, text);
-  if (!is_own_card(directory, kCardName)) keep_source_card(directory);
-  write_card(directory, text);
   std::map<std::string, std::string> hashes;  // in the order that a run lists them in
   for (const auto& [name, hash] : outputs.items()) hashes[name] = hash.get<std::string>();
-  for (const auto& entry : fs::directory_iterator(directory)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with("README.") && entry.is_regular_file()) hashes[name] = runtime::sha256_file(entry.path());
-  }
+  const std::string kept = is_own_card(directory, kCardName) ? "" : keep_source_card(directory);
+  write_card(directory, text);
+  hashes[kCardName] = runtime::sha256_file(directory / kCardName);
+  // The source's card has another name from now on.
+  if (!kept.empty()) hashes[kept] = runtime::sha256_file(directory / kept);
   outputs = hashes;
-  runtime::write_file_atomically(directory / runtime::kManifestName,
-                                 runtime::seal_json(runtime::json_text(manifest, 2) + "\n"));
+  runtime::write_privately(open_small_file(directory, "config.json"), directory / runtime::kManifestName,
+                           runtime::seal_json(runtime::json_text(manifest, 2) + "\n"));
 }
 
 }  // namespace
@@ -65,6 +66,11 @@ std::string make_card(const fs::path& directory, const CardRequest& request) {
   }
   Json manifest = runtime::parse_ordered_json(stored, path.string());
   manifest.erase("sha256");
+  if (manifest.contains(runtime::kExportMember)) {
+    throw std::invalid_argument("'" + directory.string() +
+                                "' was exported, and its pare.json knows no run: expected a model that 'pare run' has "
+                                "made, such as the one that was exported");
+  }
   if (!request.base_model.empty()) manifest["base_model"] = request.base_model;
   const std::string text = card_of_folder(directory, runtime::json_text(manifest));
   if (request.write) replace_card(directory, text, std::move(manifest));

@@ -17,6 +17,7 @@
 #include "compress/report/stored_as.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/commands/option_table.h"
+#include "runtime/containers/container_table.h"
 #include "runtime/model/checkpoint_files.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/json_text.h"
@@ -261,7 +262,8 @@ std::string measured(const Json& manifest) {
     text +=
         markdown_text(evaluation.at("data").get<std::string>()) + ":\n\n| | original | this model |\n|---|---|---|\n";
     for (const Json& figure : evaluation.at("figures")) {
-      const int decimals = std::clamp(figure.at("decimals").get<int>(), 0, 10);
+      const int decimals =
+          figure.at("decimals").is_number_integer() ? std::clamp(figure["decimals"].get<int>(), 0, 10) : 0;
       const auto number = [&](const char* key) {
         return figure.contains(key) && figure[key].is_number()
                    ? runtime::format_number(figure[key].get<double>(), decimals)
@@ -304,8 +306,10 @@ std::string verdict_lines(const Json& engines) {
 }
 
 std::string with_transformers(const CardFacts& facts) {
-  const std::string extra =
-      facts.container == "compressed-tensors" || facts.container == "bitsandbytes" ? " " + facts.container : "";
+  std::string extra;
+  if (const runtime::ContainerFormat* container = runtime::find_container(facts.container, "{}")) {
+    for (const std::string_view package : container->packages()) extra += " " + std::string(package);
+  }
   const std::string type = facts.is_decoder ? "AutoModelForCausalLM" : "AutoModel";
   std::string code = "# pip install transformers" + extra + "\nfrom transformers import " + type +
                      ", AutoTokenizer\n\n" + "tokenizer = AutoTokenizer.from_pretrained(\"" + kFolder +
@@ -379,19 +383,17 @@ std::string card_of_folder(const fs::path& artifact, const std::string& manifest
                     .source = {},
                     .source_card = {},
                     .manifest_name = (artifact / runtime::kManifestName).filename().string()};
-  if (runtime::is_there(artifact / kSourceCardName)) {
-    inputs.source_card = kSourceCardName;
-    inputs.source = card_head_of(artifact, kSourceCardName);
+  // Artifacts of before there were cards have the source's under its own name.
+  if (const std::optional<std::string> name = source_card_name(artifact); name && !is_own_card(artifact, *name)) {
+    inputs.source_card = *name == kCardName ? kSourceCardName : *name;  // the name that it gets
+    inputs.source = card_head_of(artifact, *name);
   }
   return model_card(inputs);
 }
 
 void write_card(const fs::path& artifact, const std::string& card) {
-  if (runtime::is_there(artifact / kSourceCardName)) {
-    runtime::write_privately(open_small_file(artifact, kSourceCardName), artifact / kCardName, card);
-  } else {
-    runtime::write_file_atomically(artifact / kCardName, card);
-  }
+  const char* const source = runtime::is_there(artifact / kSourceCardName) ? kSourceCardName : "config.json";
+  runtime::write_privately(open_small_file(artifact, source), artifact / kCardName, card);
 }
 
 }  // namespace pare::compress

@@ -17,6 +17,7 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/progress.h"
+#include "runtime/system/sealed_json.h"
 
 namespace pare::compress {
 namespace {
@@ -78,13 +79,17 @@ std::optional<RunFigures> measured(RunFigures run, const Json& evaluation, const
 
 std::vector<RunFigures> figures_of(const fs::path& folder) {
   const auto read = [&](const char* name) {
-    return runtime::parse_ordered_json(runtime::read_text_file(folder / name), name);
+    const std::string text = runtime::read_text_file(folder / name);
+    if (runtime::check_seal(text) == runtime::Seal::broken) {
+      throw std::runtime_error(std::string(name) + " is damaged: it is not what its checksum was taken of");
+    }
+    return runtime::parse_ordered_json(text, name);
   };
   const Json manifest = read(runtime::kManifestName), report = read(runtime::kReportName);
   RunFigures run;
   run.name = (folder.filename().empty() ? folder.parent_path() : folder).filename().string();
   run.stored_as = scheme_of_most(manifest);
-  run.bytes = finite(report, "output_bytes").value_or(0.0);
+  run.bytes = std::clamp(finite(report, "output_bytes").value_or(0.0), 0.0, 1e18);
   run.bits_per_weight = finite(report, "bits_per_weight_without_head");
   std::vector<RunFigures> runs;
   if (manifest.contains("evaluations")) {

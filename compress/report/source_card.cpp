@@ -129,16 +129,17 @@ CardHead card_head_of(const fs::path& directory, const std::string& name) {
   return read_card_head(beginning_of(directory, name), name);
 }
 
-void keep_source_card(const fs::path& artifact) {
-  if (!runtime::is_there(artifact / kCardName)) return;
+std::string keep_source_card(const fs::path& artifact) {
+  if (!runtime::is_there(artifact / kCardName)) return {};
   if (!runtime::is_there(artifact / kSourceCardName)) {
     fs::rename(artifact / kCardName, artifact / kSourceCardName);
-    return;
+    return kSourceCardName;
   }
-  if (is_own_card(artifact, kCardName)) return;
+  if (is_own_card(artifact, kCardName)) return {};
   fs::path free = artifact / kSourceCardName;
   for (int i = 2; runtime::is_there(free); ++i) free = artifact / ("README.source." + std::to_string(i) + ".md");
   fs::rename(artifact / kCardName, free);
+  return free.filename().string();
 }
 
 }  // namespace pare::compress

@@ -44,7 +44,8 @@ CardHead card_head_of(const std::filesystem::path& directory, const std::string&
 bool is_own_card(const std::filesystem::path& directory, const std::string& name);
 
 // In a new artifact's folder with the source's small files: gives README.md the name README.source.md, or the first of
-// README.source.2.md, ... that is free. A card of pare's beside a README.source.md stays, to be replaced.
-void keep_source_card(const std::filesystem::path& artifact);
+// README.source.2.md, ... that is free, and returns that name. A card of pare's beside a README.source.md stays, to be
+// replaced; then, and without a README.md, it returns "".
+std::string keep_source_card(const std::filesystem::path& artifact);
 
 }  // namespace pare::compress

@@ -8,11 +8,14 @@ std::string stored_as(const nlohmann::ordered_json& layer) {
   const auto text_of = [&](const char* key) {
     return layer.contains(key) && layer[key].is_string() ? layer[key].get<std::string>() : std::string();
   };
+  const auto whole = [&](const char* key) {  // a number of a file that anyone may have written
+    return layer.at(key).is_number_integer() ? layer.at(key).get<int64_t>() : 0;
+  };
   std::string text;
   if (layer.contains("bits")) {
     const std::string code = text_of("code");
-    text = code.empty() ? std::to_string(layer["bits"].get<int64_t>()) + " bits" : code;
-    const int64_t group = layer.at("group_size").get<int64_t>();
+    text = code.empty() ? std::to_string(whole("bits")) + " bits" : code;
+    const int64_t group = whole("group_size");
     text += layer.contains("per_tensor") ? ", one scale"
             : group < 1                  ? ", a scale per row"
                                          : ", groups of " + std::to_string(group);

@@ -91,6 +91,10 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
   }
   check_can_be_made(output);
   if (!options.imatrix.empty()) {
+    if (fs::weakly_canonical(options.imatrix) == fs::weakly_canonical(output)) {
+      throw std::invalid_argument("--imatrix: '" + output.string() +
+                                  "' is where the statistics go: give the two files different names");
+    }
     runtime::PartialOutput::check_is_free(options.imatrix, runtime::PartialOutput::Leftovers::stay);
     check_can_be_made(options.imatrix);
   }

@@ -10,6 +10,7 @@
 #include "runtime/commands/option_table.h"
 #include "runtime/evaluate/evaluation.h"
 #include "runtime/system/memory_usage.h"
+#include "runtime/system/private_files.h"
 #include "runtime/system/visible_text.h"
 
 namespace pare::runtime {
@@ -169,6 +170,10 @@ void run_eval(const Arguments& arguments, Console& console) {
   const EvaluationRow& row = asked_evaluation(arguments);
   const std::unique_ptr<EvaluationOptions> options = row.make_options();
   take_options(arguments, row, *options);
+
+  if (const std::string written = options->written_file(); !written.empty()) {
+    keep_as_private_as({arguments.positional(0), options->data}, written);
+  }
 
   const ModelLoader loader(arguments);
   const bool is_checked = !arguments.flag("no-verify");

@@ -332,7 +332,7 @@ std::optional<double> DocumentEvaluation::figure(std::string_view) const {
 void DocumentOptions::fields(FieldVisitor& visit) {
   visit("file", data, "Perplexity by word and byte is measured on the documents of this `.jsonl`.");
   visit("limit", num_documents, {.low = 0, .high = 1 << 30},
-        "At most this many documents are measured, from the first on. 0 takes all.");
+        "The first so many documents are measured, and the file must hold them. 0 takes all.");
   visit("max_length", max_length, {.low = 2, .high = 1 << 20},
         "A window has at most this many tokens. Without it, as many as the model's context.");
   visit_bits(visit, bits);

@@ -137,6 +137,11 @@ class EvaluationOptions {
   virtual std::unique_ptr<EvaluationOptions> clone() const = 0;
   // Visits every option, `data` and `reference` included, with what it means (runtime/format/fields.h).
   virtual void fields(FieldVisitor& visit) = 0;
+  // Visits every file beside `data` that read() opens, with the key that names it; one that is not given is "".
+  virtual void other_files(const std::function<void(std::string_view key, std::string& file)>&) {}
+  // Returns the file that run() writes, for others to read later; "": none. No recipe has one: a resumed run would find
+  // it there.
+  virtual std::string written_file() const { return {}; }
   // Returns how the help of `eval` words an option; empty: as `fields` does.
   virtual std::string help(std::string_view) const { return {}; }
   // Throws std::invalid_argument and std::runtime_error for files that cannot be used, options that do not fit the

@@ -148,6 +148,10 @@ class PerplexityOptions : public EvaluationOptionsOf<PerplexityOptions> {
   std::string store, stored_reference;  // files (stored_reference.h); empty: none
 
   void fields(FieldVisitor& visit) override;
+  void other_files(const std::function<void(std::string_view, std::string&)>& visit) override {
+    visit("stored_reference", stored_reference);
+  }
+  std::string written_file() const override { return store; }
   std::string help(std::string_view key) const override;
   std::unique_ptr<Measurement> read(EvaluationSource& source) const override;
 };

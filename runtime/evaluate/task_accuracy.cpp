@@ -279,7 +279,7 @@ void TaskOptions::fields(FieldVisitor& visit) {
   visit("shots", num_shots, {.low = 0, .high = 1000}, "This many solved examples stand before a question.");
   visit("shots_file", shots_file, "The examples are drawn from this file, which is of the same kind.");
   visit("limit", limit, {.low = 0, .high = 1 << 30},
-        "At most this many questions are asked, from the first on. 0 asks all.");
+        "The first so many questions are asked, and the file must hold them. 0 asks all.");
   visit_bits(visit, bits);
   visit("reference", reference, "The uncompressed model is asked as well, and compared with.");
 }

@@ -84,6 +84,9 @@ class TaskOptions : public EvaluationOptionsOf<TaskOptions> {
   AttentionBits bits;  // of the model; the reference keeps 32
 
   void fields(FieldVisitor& visit) override;
+  void other_files(const std::function<void(std::string_view, std::string&)>& visit) override {
+    visit("shots_file", shots_file);
+  }
   std::string help(std::string_view key) const override;
   std::unique_ptr<Measurement> read(EvaluationSource& source) const override;
 };

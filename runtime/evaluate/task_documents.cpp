@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "runtime/chat/python_case.h"
 #include "runtime/evaluate/token_source.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
@@ -23,13 +24,6 @@ constexpr std::string_view kLetters = "ABCD";
 
 int64_t count_code_points(std::string_view text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
-}
-
-// Python's str.capitalize() for texts whose first character is ASCII, or has no other case.
-std::string capitalized(std::string_view text) {
-  std::string result = lower_case(text);
-  if (!result.empty() && result[0] >= 'a' && result[0] <= 'z') result[0] = static_cast<char>(result[0] - 'a' + 'A');
-  return result;
 }
 
 // A line of a file: what it holds, and where it stands.
@@ -113,7 +107,7 @@ TaskDocument read_piqa(const Line& line) {
 }
 
 TaskDocument read_hellaswag(const Line& line) {
-  const std::string context = line.text("ctx_a") + " " + capitalized(line.text("ctx_b"));
+  const std::string context = line.text("ctx_a") + " " + with_case(line.text("ctx_b"), LetterCase::capitalized);
   std::vector<std::string> endings = line.texts("endings");
   for (std::string& ending : endings) ending = clean_hellaswag(ending);
   return ask(line, clean_hellaswag(line.text("activity_label") + ": " + context), endings,

@@ -13,6 +13,7 @@
 #include "compress/recipe/distill_pass.h"
 #include "compress/recipe/recipe_inputs.h"
 #include "runtime/evaluate/embeddings.h"
+#include "runtime/evaluate/task_accuracy.h"
 #include "tests/compress/run_pare.h"
 #include "tests/places.h"
 
@@ -200,6 +201,10 @@ TEST(RecipeInputs, AreAllFilesThatARecipeNames) {
     options->data = file;
     recipe.evaluate.push_back({evaluation_rows().front(), options});
   }
+  const auto questions = std::make_shared<TaskOptions>(Task{});
+  questions->data = "q.jsonl";
+  questions->shots_file = "examples.jsonl";
+  recipe.evaluate.push_back({evaluation_rows().front(), questions});
   const auto pass = std::make_shared<DistillPass>();
   pass->distill.text = {"t.txt", "u.txt"};
   pass->distill.validation_text = "v.txt";
@@ -207,7 +212,8 @@ TEST(RecipeInputs, AreAllFilesThatARecipeNames) {
   pass->distill.teacher = "teacher";
   pass->distill.logits = "l.h5";
   recipe.passes.emplace_back().options = pass;
-  const std::vector<fs::path> data = {"c.txt", "c.h5", "s.txt", "e.txt", "i.json", "p.tsv"};
+  const std::vector<fs::path> data = {"c.txt",  "c.h5",  "s.txt",   "e.txt",
+                                      "i.json", "p.tsv", "q.jsonl", "examples.jsonl"};
   EXPECT_EQ(data_files(recipe), data);
   std::vector<fs::path> expected = data, inputs = all_inputs(recipe, "other-model");
   for (const char* file :
