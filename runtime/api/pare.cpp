@@ -2,19 +2,25 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <optional>
 #include <stdexcept>
 #include <utility>
 
+#include "runtime/chat/chat_template.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/device/make_backend.h"
 #include "runtime/engine/generate.h"
 #include "runtime/engine/memory_need.h"
 #include "runtime/engine/transformer.h"
+#include "runtime/evaluate/generate_until.h"
+#include "runtime/evaluate/loglikelihood.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/machine/limits.h"
 #include "runtime/model/checkpoint.h"
+#include "runtime/system/version.h"
 #include "runtime/tokenizer/added_text.h"
+#include "runtime/tokenizer/stop_strings.h"
 #include "runtime/tokenizer/tokenizer.h"
 
 namespace pare {
@@ -36,6 +42,7 @@ void check_options(const LoadOptions& options) {
 
 int64_t chosen_max_tokens(const LoadOptions& options, const runtime::ModelDescription& model) {
   if (options.max_tokens == 0) return std::min(kDefaultMaxTokens, model.context_length);
+  if (options.max_tokens == kWholeContext) return model.context_length;
   if (options.max_tokens < 1 || options.max_tokens > model.context_length) {
     throw std::invalid_argument("max_tokens " + std::to_string(options.max_tokens) + ": expected from 1 to " +
                                 std::to_string(model.context_length) + ", the model's context, or 0 for a default");
@@ -43,17 +50,39 @@ int64_t chosen_max_tokens(const LoadOptions& options, const runtime::ModelDescri
   return options.max_tokens;
 }
 
-runtime::GenerationOptions generation_options(const DrawOptions& options,
-                                              const std::optional<runtime::Tokenizer>& tokenizer) {
-  return {.max_tokens = options.max_new_tokens,
-          .sampling = {.temperature = options.temperature,
-                       .top_k = options.top_k,
-                       .top_p = options.top_p,
-                       .min_p = options.min_p,
-                       .repetition_penalty = options.repetition_penalty,
-                       .seed = options.seed},
-          .vocabulary_size = tokenizer ? tokenizer->vocabulary_size() : 0,
-          .end_tokens = {}};
+runtime::SamplingOptions sampling_options(const DrawOptions& options) {
+  return {.temperature = options.temperature,
+          .top_k = options.top_k,
+          .top_p = options.top_p,
+          .min_p = options.min_p,
+          .repetition_penalty = options.repetition_penalty,
+          .seed = options.seed};
+}
+
+// What a progress of texts, windows or blocks says, for those who want a share.
+std::function<void(double, int64_t)> share_of(const OnProgress& on_progress) {
+  if (!on_progress) return {};
+  return [&on_progress](double done, int64_t all) { on_progress(all == 0 ? 1.0 : done / static_cast<double>(all)); };
+}
+
+// A model's chat template, or why there is none. It is read with the model, whose files may be temporary.
+struct ModelChat {
+  std::optional<runtime::ChatTemplate> chat_template;
+  std::string text;          // of the default one
+  std::exception_ptr error;  // thrown when a conversation is to be written
+};
+ModelChat read_chat(const runtime::Tokenizer& tokenizer, const std::filesystem::path& directory) {
+  ModelChat chat;
+  try {
+    const auto templates = runtime::read_chat_templates(directory);
+    for (const auto& [name, text] : templates) {
+      if (name == "default" || templates.size() == 1) chat.text = text;
+    }
+    chat.chat_template = runtime::ChatTemplate::open(tokenizer);
+  } catch (const std::exception&) {
+    chat.error = std::current_exception();
+  }
+  return chat;
 }
 
 }  // namespace
@@ -62,24 +91,49 @@ struct Model::State {
   std::unique_ptr<runtime::Backend> backend;
   std::optional<runtime::Transformer> transformer;
   std::optional<runtime::Tokenizer> tokenizer;  // empty: there is no tokenizer.json
-  std::filesystem::path path;                   // for messages
+  ModelChat chat;
+  std::filesystem::path path;  // for messages
   int64_t max_tokens = 0;
+  int num_threads = 0;
 
   const runtime::Tokenizer& need_tokenizer() const {
     if (tokenizer) return *tokenizer;
     throw std::runtime_error(path.string() + ": there is no tokenizer.json to turn texts into ids: work with ids");
   }
 
-  runtime::Generation run(std::span<const int32_t> prompt, const DrawOptions& options,
+  runtime::GenerationOptions generation_options(const DrawOptions& options) const {
+    return {.max_tokens = options.max_new_tokens,
+            .sampling = sampling_options(options),
+            .vocabulary_size = tokenizer ? tokenizer->vocabulary_size() : 0,
+            .end_tokens = {},
+            .ends_after = {}};
+  }
+
+  void check_length(int64_t num_tokens, int64_t least) const {
+    if (num_tokens >= least && num_tokens <= max_tokens) return;
+    throw std::invalid_argument("a sequence of " + std::to_string(num_tokens) + " tokens: expected from " +
+                                std::to_string(least) + " to " + std::to_string(max_tokens) +
+                                " (max_tokens of the loaded model)");
+  }
+
+  // The hidden states [T, D] behind the final norm.
+  runtime::Buffer<float> hidden_states(std::span<const int32_t> ids_T, const OnProgress& on_progress) {
+    const auto num_tokens = static_cast<int64_t>(ids_T.size());
+    runtime::Buffer<float> hidden_TD = backend->allocate(num_tokens * transformer->description().hidden_size);
+    transformer->prefill_windows(ids_T, 1, hidden_TD.get(), on_progress);
+    return hidden_TD;
+  }
+
+  runtime::Generation run(std::span<const int32_t> prompt, const runtime::GenerationOptions& options,
                           const std::function<void(int32_t)>& on_id) {
     const auto num_prompt = static_cast<int64_t>(prompt.size());
-    runtime::check_length(transformer->description(), num_prompt, options.max_new_tokens);
-    if (num_prompt + options.max_new_tokens - 1 > max_tokens) {  // the last token drawn is never fed
+    runtime::check_length(transformer->description(), num_prompt, options.max_tokens);
+    if (num_prompt + options.max_tokens - 1 > max_tokens) {  // the last token drawn is never fed
       throw std::invalid_argument("the prompt's " + std::to_string(num_prompt) + " tokens and " +
-                                  std::to_string(options.max_new_tokens) + " new ones do not fit the " +
+                                  std::to_string(options.max_tokens) + " new ones do not fit the " +
                                   std::to_string(max_tokens) + " tokens that the model was loaded for (max_tokens)");
     }
-    return runtime::generate(*transformer, prompt, generation_options(options, tokenizer), on_id);
+    return runtime::generate(*transformer, prompt, options, on_id);
   }
 };
 
@@ -92,8 +146,8 @@ Model Model::load(const std::filesystem::path& path, const LoadOptions& options)
   check_options(options);
   auto state = std::make_unique<State>();
   state->path = path;
-  const int num_threads = options.num_threads > 0 ? options.num_threads : runtime::default_num_threads();
-  state->backend = runtime::make_backend({.num_threads = num_threads});
+  state->num_threads = options.num_threads > 0 ? options.num_threads : runtime::default_num_threads();
+  state->backend = runtime::make_backend({.num_threads = state->num_threads});
   const runtime::ModelDirectory directory(path);
   const runtime::Checkpoint checkpoint =
       options.check_files ? runtime::open_described(directory.path(), "") : runtime::Checkpoint::open(directory.path());
@@ -101,6 +155,7 @@ Model Model::load(const std::filesystem::path& path, const LoadOptions& options)
   runtime::require_listed_files(directory.path());
   if (std::filesystem::exists(directory.path() / "tokenizer.json")) {
     state->tokenizer = runtime::Tokenizer::open(directory.path());
+    state->chat = read_chat(*state->tokenizer, directory.path());
   }
   const runtime::MemoryNeed need = runtime::memory_need(checkpoint, {.num_rows = state->max_tokens,
                                                                      .num_tokens = state->max_tokens,
@@ -112,7 +167,10 @@ Model Model::load(const std::filesystem::path& path, const LoadOptions& options)
     runtime::require_whole_files(directory.path(), "");
     checkpoint.check_unchanged();
   }
-  state->transformer = runtime::Transformer::load(checkpoint, *state->backend);
+  state->transformer = runtime::Transformer::load(
+      checkpoint, *state->backend, [progress = share_of(options.on_progress)](int64_t done, int64_t all) {
+        if (progress) progress(static_cast<double>(done), all);
+      });
   state->transformer->use_attention_bits({.kv = options.kv_bits, .products = runtime::kKvFloatBits});
   return Model(std::move(state));
 }
@@ -125,6 +183,14 @@ int64_t Model::max_tokens() const {
   return state_->max_tokens;
 }
 
+int64_t Model::context_length() const {
+  return state_->transformer->description().context_length;
+}
+
+int Model::num_threads() const {
+  return state_->num_threads;
+}
+
 std::vector<int32_t> Model::tokenize(std::string_view text, bool add_special_tokens) const {
   return state_->need_tokenizer().encode(text, add_special_tokens);
 }
@@ -133,21 +199,37 @@ std::string Model::text_of(std::span<const int32_t> ids) const {
   return state_->need_tokenizer().decode(ids, /*skip_special_tokens=*/true);
 }
 
-std::vector<float> Model::score(std::span<const int32_t> ids_T) {
+std::string Model::chat_text(std::string_view conversation, bool is_to_be_answered) const {
+  state_->need_tokenizer();
+  if (state_->chat.error) std::rethrow_exception(state_->chat.error);
+  runtime::Chat chat = runtime::parse_chat(conversation, "the conversation");
+  chat.is_to_be_answered = is_to_be_answered;
+  return state_->chat.chat_template->render(chat);
+}
+
+std::string Model::chat_template() const {
+  return state_->chat.text;
+}
+
+std::vector<float> Model::logits(std::span<const int32_t> ids_T, const OnProgress& on_progress) {
   const auto num_tokens = static_cast<int64_t>(ids_T.size());
-  if (num_tokens < 2 || num_tokens > state_->max_tokens) {
-    throw std::invalid_argument("a sequence of " + std::to_string(num_tokens) + " tokens: expected from 2 to " +
-                                std::to_string(state_->max_tokens) + " (max_tokens of the loaded model)");
-  }
-  runtime::Transformer& transformer = *state_->transformer;
-  const runtime::ModelDescription& model = transformer.description();
-  const runtime::Buffer<float> hidden_TD = state_->backend->allocate(num_tokens * model.hidden_size);
-  transformer.prefill_windows(ids_T, 1, hidden_TD.get());
+  state_->check_length(num_tokens, 1);
+  const runtime::Buffer<float> hidden_TD = state_->hidden_states(ids_T, on_progress);
+  std::vector<float> logits_TV(ids_T.size() * static_cast<size_t>(vocabulary_size()));
+  state_->transformer->logits(hidden_TD.get(), num_tokens, logits_TV);
+  return logits_TV;
+}
+
+std::vector<float> Model::score(std::span<const int32_t> ids_T, const OnProgress& on_progress) {
+  const auto num_tokens = static_cast<int64_t>(ids_T.size());
+  state_->check_length(num_tokens, 2);
+  const runtime::ModelDescription& model = state_->transformer->description();
+  const runtime::Buffer<float> hidden_TD = state_->hidden_states(ids_T, on_progress);
   std::vector<float> scores(ids_T.size() - 1);
   std::vector<uint8_t> unused_top1(kScoredRows);
   for (int64_t first = 0; first < num_tokens - 1; first += kScoredRows) {
     const auto num = static_cast<size_t>(std::min(kScoredRows, num_tokens - 1 - first));
-    state_->backend->cross_entropy(transformer.head(), hidden_TD.get() + first * model.hidden_size,
+    state_->backend->cross_entropy(state_->transformer->head(), hidden_TD.get() + first * model.hidden_size,
                                    ids_T.subspan(static_cast<size_t>(first) + 1, num), model.logit_softcap,
                                    scores.data() + first, unused_top1.data());
   }
@@ -162,27 +244,105 @@ std::vector<float> Model::score(std::span<const int32_t> ids_T) {
   return scores;
 }
 
+std::vector<Likelihood> Model::loglikelihoods(std::span<const TextPair> pairs, const OnProgress& on_progress) {
+  const runtime::Tokenizer& tokenizer = state_->need_tokenizer();
+  std::vector<runtime::ScoredTokens> texts;
+  for (const TextPair& pair : pairs) {
+    try {
+      texts.push_back(runtime::encode_pair(tokenizer, pair.context, pair.continuation, max_tokens()));
+    } catch (const std::invalid_argument& error) {
+      throw std::invalid_argument("pair " + std::to_string(texts.size() + 1) + ": " + error.what());
+    }
+  }
+  std::vector<Likelihood> results;
+  for (const runtime::Loglikelihood& found :
+       runtime::loglikelihoods(*state_->transformer, texts, share_of(on_progress))) {
+    const runtime::ScoredTokens& text = texts[results.size()];
+    results.push_back(
+        {.sum = found.sum, .num_tokens = text.num_scored, .is_greedy = found.is_greedy, .num_cut = text.num_cut});
+  }
+  return results;
+}
+
+std::vector<double> Model::text_loglikelihoods(std::span<const std::string> texts, const OnProgress& on_progress) {
+  const runtime::Tokenizer& tokenizer = state_->need_tokenizer();
+  std::vector<runtime::ScoredTokens> windows;
+  std::vector<size_t> text_of_window;
+  for (size_t n = 0; n < texts.size(); ++n) {
+    for (runtime::ScoredTokens& window : runtime::rolling_windows(tokenizer, texts[n], max_tokens())) {
+      windows.push_back(std::move(window));
+      text_of_window.push_back(n);
+    }
+  }
+  std::vector<double> sums(texts.size());
+  size_t at = 0;
+  for (const runtime::Loglikelihood& found :
+       runtime::loglikelihoods(*state_->transformer, windows, share_of(on_progress))) {
+    sums[text_of_window[at++]] += found.sum;
+  }
+  return sums;
+}
+
 GeneratedText Model::generate(std::string_view prompt, const DrawOptions& options,
                               const std::function<void(std::string_view)>& on_text) {
   const runtime::Tokenizer& tokenizer = state_->need_tokenizer();
   const std::vector<int32_t> ids = tokenizer.encode(prompt, /*add_special_tokens=*/true);
   runtime::AddedText added(tokenizer, ids);
+  runtime::StopStrings stops(options.stop);
   GeneratedText result;
   const auto append = [&](const std::string& piece) {
     if (piece.empty()) return;
     result.text += piece;
     if (on_text) on_text(piece);
   };
-  runtime::Generation generation = state_->run(ids, options, [&](int32_t id) { append(added.add(id)); });
-  append(added.finish());
+  runtime::GenerationOptions generation_options = state_->generation_options(options);
+  generation_options.end_tokens = runtime::special_token_ids(tokenizer, options.stop);
+  generation_options.ends_after = [&](int32_t id) {
+    append(stops.add(added.add(id)));
+    return stops.found();
+  };
+  runtime::Generation generation = state_->run(ids, generation_options, {});
+  append(stops.add(added.finish()));
+  append(stops.finish());
+  const std::vector<int32_t>& ends = generation_options.end_tokens;
+  result.reached_stop = stops.found() || (generation.reached_end &&
+                                          std::find(ends.begin(), ends.end(), generation.end_token) != ends.end());
+  result.reached_end = generation.reached_end && !result.reached_stop;
   result.ids = std::move(generation.ids);
-  result.reached_end = generation.reached_end;
   return result;
 }
 
 std::vector<int32_t> Model::generate_ids(std::span<const int32_t> prompt, const DrawOptions& options,
                                          const std::function<void(int32_t)>& on_id) {
-  return state_->run(prompt, options, on_id).ids;
+  if (!options.stop.empty()) {
+    throw std::invalid_argument("stop strings are found in texts, and this call gives ids: use generate");
+  }
+  return state_->run(prompt, state_->generation_options(options), on_id).ids;
+}
+
+std::vector<GeneratedText> Model::generate_until(std::span<const std::string> prompts, const DrawOptions& options,
+                                                 const OnProgress& on_progress) {
+  const runtime::Tokenizer& tokenizer = state_->need_tokenizer();
+  const runtime::UntilOptions until = {
+      .max_new_tokens = options.max_new_tokens, .until = options.stop, .sampling = sampling_options(options)};
+  const runtime::UntilPrompts encoded =
+      runtime::encode_contexts(tokenizer, prompts, options.max_new_tokens, max_tokens());
+  const auto progress = share_of(on_progress);
+  std::vector<GeneratedText> results;
+  for (runtime::UntilText& text :
+       runtime::generate_until(*state_->transformer, tokenizer, encoded, until, [&](int64_t done, int64_t all) {
+         if (progress) progress(static_cast<double>(done), all);
+       })) {
+    results.push_back({.text = std::move(text.text),
+                       .ids = std::move(text.ids),
+                       .reached_end = text.reached_end,
+                       .reached_stop = text.reached_stop});
+  }
+  return results;
+}
+
+std::string_view version() {
+  return runtime::version();
 }
 
 }  // namespace pare

@@ -1,4 +1,5 @@
-// The runtime of pare as a library: loads a language model, scores tokens and generates text, on the CPU.
+// The runtime of pare as a library: loads a language model, scores tokens and generates text, on the CPU. The Python
+// module `pare` is made of it (python/).
 //
 //   find_package(pare REQUIRED)
 //   target_link_libraries(my_program PRIVATE pare::runtime)
@@ -27,18 +28,26 @@
 
 namespace pare {
 
+// Called now and then while a call works, with the share of the work that is done, from 0 to 1. What it throws ends the
+// call, and is passed on. The model works on afterwards.
+using OnProgress = std::function<void(double share)>;
+
+// LoadOptions::max_tokens: as many as the model's context has.
+inline constexpr int64_t kWholeContext = -1;
+
 struct LoadOptions {
   // The threads to compute with, at least 1. 0: OMP_NUM_THREADS, or one for each CPU that the process may use, with a
   // control group's quota included.
   int num_threads = 0;
   // The longest sequence that will be asked for, prompt and generated tokens together. 0: the model's context, but at
-  // most 2048. Loading checks that there is memory for it.
+  // most 2048. kWholeContext: the model's context. Loading checks that there is memory for it.
   int64_t max_tokens = 0;
   // The bits of each key and value that generation caches: 32 (float32) or 8 (integers with a scale per head and
   // token).
   int kv_bits = 32;
   // True to compare the files with the checksums of a pare.json beside them, as `pare verify` does, before loading.
   bool check_files = false;
+  OnProgress on_progress = {};  // of packing the weights
 };
 
 // The options for drawing the next token.
@@ -52,12 +61,27 @@ struct DrawOptions {
   // Divides the logits above 0 of tokens that the prompt or the text already has, and multiplies those below; above 0.
   // Greedy choices are made of the result. 1: none.
   double repetition_penalty = 1.0;
+  // The text ends before the first of these strings, none of which is empty. A special token of the tokenizer, such as
+  // "<|im_end|>", is one of them where it is written so.
+  std::vector<std::string> stop = {};
 };
 
 struct GeneratedText {
-  std::string text;          // without the prompt; UTF-8 up to its last character, which may be cut
-  std::vector<int32_t> ids;  // without the prompt, and without the token that ended the text
-  bool reached_end = false;  // true: the model ended the text; otherwise it has max_new_tokens tokens
+  std::string text;           // without the prompt; UTF-8 up to its last character, which may be cut
+  std::vector<int32_t> ids;   // without the prompt, and without an end token; with the tokens of a stop string
+  bool reached_end = false;   // true: the model ended the text with a token
+  bool reached_stop = false;  // true: a string of DrawOptions::stop ended it. Neither: it has max_new_tokens tokens
+};
+
+// A text, and one that follows it.
+struct TextPair {
+  std::string context, continuation;
+};
+struct Likelihood {
+  double sum = 0.0;        // ln of the continuation's probability
+  int64_t num_tokens = 0;  // of the continuation
+  bool is_greedy = false;  // each of its tokens is the most probable one
+  int64_t num_cut = 0;     // tokens of the context that did not fit, from its beginning
 };
 
 // A decoder and its tokenizer. A model can be moved, but not copied. After a move it can only be assigned to or
@@ -77,6 +101,8 @@ class Model {
 
   int64_t vocabulary_size() const;  // V
   int64_t max_tokens() const;       // the most tokens of a sequence (LoadOptions)
+  int64_t context_length() const;   // the most tokens that the model can be loaded for
+  int num_threads() const;
 
   // Converts UTF-8 text to ids. add_special_tokens adds the tokenizer's special tokens around the text, such as one
   // that begins it. Throws std::invalid_argument for a text that is not UTF-8. Throws std::runtime_error, as text_of
@@ -86,10 +112,30 @@ class Model {
   // have.
   std::string text_of(std::span<const int32_t> ids) const;
 
+  // Returns a conversation as the model's chat template writes it. It is a JSON object with `messages`, a list of
+  // {"role", "content"}, and perhaps `tools` and `chat_template_kwargs`. is_to_be_answered: the text ends where the
+  // assistant's turn begins. It holds the special tokens: tokenize it without adding any. Throws std::invalid_argument
+  // for a model without a template, std::runtime_error for another object and where the template fails.
+  std::string chat_text(std::string_view conversation, bool is_to_be_answered = true) const;
+  // Returns that template; empty: the model has none.
+  std::string chat_template() const;
+
+  // Returns the logits [T, V] behind each id. Throws as score does, but for a single id, which will do.
+  std::vector<float> logits(std::span<const int32_t> ids_T, const OnProgress& on_progress = {});
+
   // Returns ln p(ids[t + 1] | ids[0], ..., ids[t]) for t = 0 .. T-2: T-1 values, each at most 0. The perplexity of the
   // sequence is exp(-mean). Throws std::invalid_argument for fewer than 2 ids, more than max_tokens(), and an id
   // outside [0, V). Throws std::runtime_error for a value that is not finite, as damaged weights give.
-  std::vector<float> score(std::span<const int32_t> ids_T);
+  std::vector<float> score(std::span<const int32_t> ids_T, const OnProgress& on_progress = {});
+
+  // Returns how probable each continuation is after its context, as lm-evaluation-harness 0.4.13 asks it of models of
+  // Hugging Face. Both are tokenized together. A context is cut from the left where max_tokens() asks for it; an empty
+  // one is the token that begins texts. Neighbours with one context cost little more than one of them. Throws
+  // std::invalid_argument for a continuation without tokens or with more than max_tokens().
+  std::vector<Likelihood> loglikelihoods(std::span<const TextPair> pairs, const OnProgress& on_progress = {});
+  // Returns ln of each text's probability, all tokens after the one that begins texts. Long ones go through the model in
+  // windows of max_tokens() tokens, by the same program's rules.
+  std::vector<double> text_loglikelihoods(std::span<const std::string> texts, const OnProgress& on_progress = {});
 
   // Continues a prompt, to which it adds the special tokens. `on_text` (may be empty) is called with the text piece by
   // piece, as soon as each is certain. An exception of `on_text` ends the generation and is passed on. Throws
@@ -101,6 +147,12 @@ class Model {
   // with each of them.
   std::vector<int32_t> generate_ids(std::span<const int32_t> prompt, const DrawOptions& options = {},
                                     const std::function<void(int32_t)>& on_id = {});
+  // Continues several texts, up to 16 at a time, as lm-evaluation-harness 0.4.13 does (generate_until). No special
+  // tokens are added to a prompt that begins with them. One that leaves no room for max_new_tokens is cut from the left.
+  // A text is decoded from its ids alone, and cut at the stop strings. Each draws with a seed of its own. Throws what
+  // generate throws.
+  std::vector<GeneratedText> generate_until(std::span<const std::string> prompts, const DrawOptions& options = {},
+                                            const OnProgress& on_progress = {});
 
  private:
   struct State;

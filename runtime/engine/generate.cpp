@@ -218,7 +218,8 @@ Continuation::Continuation(const ModelDescription& model, std::span<const int32_
                                               ? std::min(options.vocabulary_size, model.vocabulary_size)
                                               : model.vocabulary_size)),
       repetition_penalty_(static_cast<float>(options.sampling.repetition_penalty)),
-      ends_(model.stop_tokens) {
+      ends_(model.stop_tokens),
+      ends_after_(options.ends_after) {
   generation.prompt_tokens = static_cast<int64_t>(prompt.size());
   ends_.insert(ends_.end(), options.end_tokens.begin(), options.end_tokens.end());
   if (repetition_penalty_ == 1.0f) return;
@@ -255,7 +256,8 @@ bool Continuation::draw(std::span<const float> logits_V) {
     return false;
   }
   generation.ids.push_back(id);
-  return static_cast<int64_t>(generation.ids.size()) < max_tokens_;
+  generation.was_ended = ends_after_ && ends_after_(id);
+  return !generation.was_ended && static_cast<int64_t>(generation.ids.size()) < max_tokens_;
 }
 
 Generation generate(Transformer& model, std::span<const int32_t> prompt, const GenerationOptions& options,

@@ -67,12 +67,16 @@ struct GenerationOptions {
   // Only ids below this are drawn; 0: all. A model's table is often padded beyond its tokenizer's vocabulary.
   int64_t vocabulary_size = 0;
   std::vector<int32_t> end_tokens = {};  // these end a text too, beside the model's own end tokens
+  // Sees each new token but an end token (may be empty). Returns true if the text ends with it, such as at a string.
+  // With several texts at once, it may be called from any thread, but never twice at a time for one text.
+  std::function<bool(int32_t)> ends_after = {};
 };
 
 struct Generation {
   std::vector<int32_t> ids;  // without the prompt and the end token
   bool reached_end = false;  // true if the model gave an end token
   int32_t end_token = 0;     // the end token if reached_end
+  bool was_ended = false;    // true if GenerationOptions::ends_after ended it
   int64_t prompt_tokens = 0;
   double prefill_seconds = 0.0;
   double decode_seconds = 0.0;
@@ -103,6 +107,7 @@ class Continuation {
   size_t num_drawn_from_;
   float repetition_penalty_;
   std::vector<int32_t> ends_;
+  std::function<bool(int32_t)> ends_after_;
   // With a penalty: the ids below num_drawn_from_ that the prompt or the text has, each once.
   std::vector<int32_t> seen_;
   std::vector<uint8_t> is_seen_V_;

@@ -15,10 +15,11 @@ namespace {
 class GrowingTexts {
  public:
   GrowingTexts(Transformer& model, std::span<const GenerationRequest> requests, int64_t num_lanes,
-               const OnFinished& on_finished)
+               const OnFinished& on_finished, const OnStep& on_step)
       : description_(model.description()),
         requests_(requests),
         on_finished_(on_finished),
+        on_step_(on_step),
         generations_(requests.size()) {
     int64_t max_tokens = 0;
     for (const GenerationRequest& request : requests) {
@@ -35,7 +36,7 @@ class GrowingTexts {
   std::vector<Generation> run() {
     while (true) {
       for (size_t lane = 0; lane < texts_.size(); ++lane) fill(lane);
-      throw_if_interrupted();
+      step();
       if (!grow()) return std::move(generations_);
     }
   }
@@ -46,10 +47,15 @@ class GrowingTexts {
     Continuation continuation;
   };
 
+  void step() const {
+    throw_if_interrupted();
+    if (on_step_) on_step_();
+  }
+
   // Gives a free lane the next request. If a text ends with its first token, the lane takes another one.
   void fill(size_t lane) {
     while (!texts_[lane] && next_ < requests_.size()) {
-      throw_if_interrupted();
+      step();
       const GenerationRequest& request = requests_[next_];
       Text text{next_++, {description_, request.prompt, request.options}};
       const bool goes_on = text.continuation.draw(lanes_->begin(static_cast<int64_t>(lane), request.prompt));
@@ -97,6 +103,7 @@ class GrowingTexts {
   const ModelDescription& description_;
   std::span<const GenerationRequest> requests_;
   const OnFinished& on_finished_;
+  const OnStep& on_step_;
   std::vector<Generation> generations_;
   std::unique_ptr<Transformer::Lanes> lanes_;
   std::vector<std::optional<Text>> texts_;  // one place per lane
@@ -112,9 +119,9 @@ int64_t lanes_at_once(const ModelDescription& model, int64_t num_texts, int64_t 
 }
 
 std::vector<Generation> generate_together(Transformer& model, std::span<const GenerationRequest> requests,
-                                          int64_t num_lanes, const OnFinished& on_finished) {
+                                          int64_t num_lanes, const OnFinished& on_finished, const OnStep& on_step) {
   if (requests.empty()) return {};
-  return GrowingTexts(model, requests, num_lanes, on_finished).run();
+  return GrowingTexts(model, requests, num_lanes, on_finished, on_step).run();
 }
 
 }  // namespace pare::runtime

@@ -175,6 +175,19 @@ void Transformer::prefill_windows(std::span<const int32_t> ids_NT, int64_t num_w
 
 namespace {
 
+constexpr const char* kNotFinite =
+    " tokens a logit is NaN or infinite: the weights are damaged or the model overflows float32";
+
+// Caps logits, and returns the place of the first one that is not finite.
+std::optional<size_t> cap_logits(float cap, std::span<float> logits) {
+  std::optional<size_t> place;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (cap > 0.0f) logits[i] = cap * std::tanh(logits[i] / cap);
+    if (!place && !std::isfinite(logits[i])) place = i;
+  }
+  return place;
+}
+
 // Sequences that go through the model together.
 struct PrefillBatch {
   size_t first = 0, count = 0;
@@ -193,6 +206,28 @@ std::vector<PrefillBatch> cut_batches(std::span<const int64_t> lengths) {
 }
 
 }  // namespace
+
+void Transformer::logits(const float* hidden_RD, int64_t num_rows, std::span<float> logits_RV) {
+  const auto num_vocabulary = static_cast<size_t>(description().vocabulary_size);
+  if (num_rows < 1 || logits_RV.size() != static_cast<size_t>(num_rows) * num_vocabulary) {
+    throw std::invalid_argument(std::to_string(num_rows) + " rows of logits over " + std::to_string(num_vocabulary) +
+                                " tokens do not fill " + std::to_string(logits_RV.size()) + " places");
+  }
+  constexpr int64_t kRows = 512;  // at a time
+  const int64_t width = description().hidden_size;
+  const Buffer<float> chunk = backend().allocate(std::min(kRows, num_rows) * description().vocabulary_size);
+  for (int64_t first = 0; first < num_rows; first += kRows) {
+    const int64_t count = std::min(kRows, num_rows - first);
+    const std::span<float> part =
+        logits_RV.subspan(static_cast<size_t>(first) * num_vocabulary, static_cast<size_t>(count) * num_vocabulary);
+    backend().linear(head(), hidden_RD + first * width, count, chunk.get());
+    backend().download<float>(chunk.get(), part);
+    if (const std::optional<size_t> i = cap_logits(description().logit_softcap, part)) {
+      throw std::runtime_error("after " + std::to_string(static_cast<size_t>(first) + *i / num_vocabulary + 1) +
+                               kNotFinite);
+    }
+  }
+}
 
 void Transformer::prefill_sequences(std::span<const int32_t> ids_R, std::span<const int64_t> lengths, float* hidden_RD,
                                     const std::function<void(double)>& progress) {
@@ -355,15 +390,8 @@ class CachedLanes : public Transformer::Lanes {
     state_.pass.backend.linear(state_.pass.weights.head(), last_ND_.get(), num_rows, logits_NV_.get());
     const std::span<float> logits_NV = std::span(host_logits_NV_).first(lanes.size() * num_vocabulary);
     state_.pass.backend.download<float>(logits_NV_.get(), logits_NV);
-    const float cap = state_.pass.description.logit_softcap;
-    for (size_t i = 0; i < logits_NV.size(); ++i) {
-      float& logit = logits_NV[i];
-      if (cap > 0.0f) logit = cap * std::tanh(logit / cap);
-      if (!std::isfinite(logit)) {
-        throw std::runtime_error(
-            "after " + std::to_string(num_tokens(lanes[i / num_vocabulary])) +
-            " tokens a logit is NaN or infinite: the weights are damaged or the model overflows float32");
-      }
+    if (const std::optional<size_t> i = cap_logits(state_.pass.description.logit_softcap, logits_NV)) {
+      throw std::runtime_error("after " + std::to_string(num_tokens(lanes[*i / num_vocabulary])) + kNotFinite);
     }
     return logits_NV;
   }

@@ -206,20 +206,6 @@ std::vector<CountedDocument> read_counted_documents(const std::filesystem::path&
   return documents;
 }
 
-std::vector<ScoredTokens> rolling_windows(const Tokenizer& tokenizer, std::string_view text, int64_t max_inputs) {
-  std::vector<int32_t> ids = encode_as_harness(tokenizer, text);
-  ids.insert(ids.begin(), prefix_token(tokenizer));
-  const auto num_ids = static_cast<int64_t>(ids.size());
-  std::vector<ScoredTokens> windows;
-  for (int64_t end = 1; end < num_ids;) {  // ids[1, end) are scored
-    const int64_t num_scored = std::min(max_inputs, num_ids - end);
-    const int64_t first = std::max<int64_t>(end + num_scored - max_inputs - 1, 0);
-    end += num_scored;
-    windows.push_back({.ids = {ids.begin() + first, ids.begin() + end}, .num_scored = num_scored, .num_cut = 0});
-  }
-  return windows;
-}
-
 DocumentEvaluation evaluate_documents(Transformer& model, std::span<const CountedDocument> documents,
                                       std::span<const std::vector<ScoredTokens>> windows,
                                       const std::function<void(double, int64_t)>& progress) {

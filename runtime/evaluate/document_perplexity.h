@@ -33,9 +33,6 @@ std::vector<CountedDocument> read_counted_documents(const std::filesystem::path&
 // Returns a page of WikiText as plain text: the harness' wikitext_detokenizer.
 std::string detokenize_wikitext(std::string_view page);
 
-// Cuts a text into windows of at most max_inputs inputs, in which each token is scored once.
-std::vector<ScoredTokens> rolling_windows(const Tokenizer& tokenizer, std::string_view text, int64_t max_inputs);
-
 // A comparison on the same documents. Differences are taken document by document.
 struct DocumentComparison {
   Estimate reference_word_perplexity;

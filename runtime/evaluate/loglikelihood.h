@@ -35,6 +35,9 @@ std::vector<int32_t> encode_as_harness(const Tokenizer& tokenizer, std::string_v
 ScoredTokens encode_pair(const Tokenizer& tokenizer, std::string_view context, std::string_view continuation,
                          int64_t max_inputs);
 
+// Cuts a text into windows of at most max_inputs inputs, in which each token is scored once.
+std::vector<ScoredTokens> rolling_windows(const Tokenizer& tokenizer, std::string_view text, int64_t max_inputs);
+
 struct Loglikelihood {
   double sum = 0.0;        // ln of the continuation's probability
   bool is_greedy = false;  // each of its tokens is the most probable one

@@ -62,7 +62,7 @@ bool ends_short(std::string_view word) {
          last != 'y';
 }
 
-bool strip(std::string_view& word, std::string_view suffix) {
+bool strip_suffix(std::string_view& word, std::string_view suffix) {
   if (!word.ends_with(suffix)) return false;
   word.remove_suffix(suffix.size());
   return true;
@@ -80,7 +80,7 @@ struct Rule {
 std::string apply(std::string_view word, std::span<const Rule> rules, int above) {
   for (const Rule& rule : rules) {
     std::string_view stem = word;
-    if (!strip(stem, rule.suffix)) continue;
+    if (!strip_suffix(stem, rule.suffix)) continue;
     return measure(stem) > above ? join(stem, rule.replacement) : std::string(word);
   }
   return std::string(word);
@@ -89,18 +89,18 @@ std::string apply(std::string_view word, std::span<const Rule> rules, int above)
 // Removes plurals.
 std::string step_1a(std::string_view word) {
   std::string_view stem = word;
-  if (strip(stem, "ies")) return join(stem, stem.size() == 1 ? "ie" : "i");
+  if (strip_suffix(stem, "ies")) return join(stem, stem.size() == 1 ? "ie" : "i");
   if (word.ends_with("sses")) return std::string(word.substr(0, word.size() - 2));
-  if (!word.ends_with("ss")) strip(stem, "s");
+  if (!word.ends_with("ss")) strip_suffix(stem, "s");
   return std::string(stem);
 }
 
 // Removes -ed and -ing.
 std::string step_1b(std::string_view word) {
   std::string_view stem = word;
-  if (strip(stem, "ied")) return join(stem, stem.size() == 1 ? "ie" : "i");
-  if (strip(stem, "eed")) return measure(stem) > 0 ? join(stem, "ee") : std::string(word);
-  if (!strip(stem, "ed") && !strip(stem, "ing")) return std::string(word);
+  if (strip_suffix(stem, "ied")) return join(stem, stem.size() == 1 ? "ie" : "i");
+  if (strip_suffix(stem, "eed")) return measure(stem) > 0 ? join(stem, "ee") : std::string(word);
+  if (!strip_suffix(stem, "ed") && !strip_suffix(stem, "ing")) return std::string(word);
   if (!has_vowel(stem)) return std::string(word);
   if (stem.ends_with("at") || stem.ends_with("bl") || stem.ends_with("iz")) return join(stem, "e");
   if (ends_in_double_consonant(stem)) {
@@ -113,7 +113,7 @@ std::string step_1b(std::string_view word) {
 
 std::string step_1c(std::string_view word) {
   std::string_view stem = word;
-  return strip(stem, "y") && stem.size() > 1 && consonants(stem).back() ? join(stem, "i") : std::string(word);
+  return strip_suffix(stem, "y") && stem.size() > 1 && consonants(stem).back() ? join(stem, "i") : std::string(word);
 }
 
 constexpr std::array<Rule, 20> kStep2 = {
@@ -124,9 +124,9 @@ constexpr std::array<Rule, 20> kStep2 = {
 
 std::string step_2(std::string_view word) {
   std::string_view stem = word;
-  if (strip(stem, "alli")) return measure(stem) > 0 ? step_2(join(stem, "al")) : std::string(word);
+  if (strip_suffix(stem, "alli")) return measure(stem) > 0 ? step_2(join(stem, "al")) : std::string(word);
   // The l belongs to the stem whose m is taken.
-  if (strip(stem, "ogi") && stem.ends_with('l')) {
+  if (strip_suffix(stem, "ogi") && stem.ends_with('l')) {
     return measure(word.substr(0, word.size() - 3)) > 0 ? join(stem, "og") : std::string(word);
   }
   return apply(word, kStep2, 0);
@@ -156,14 +156,14 @@ constexpr std::array<Rule, 18> kStep4 = {{{"al", ""},
 
 std::string step_4(std::string_view word) {
   std::string_view stem = word;
-  if (!strip(stem, "ion")) return apply(word, kStep4, 1);
+  if (!strip_suffix(stem, "ion")) return apply(word, kStep4, 1);
   return measure(stem) > 1 && (stem.ends_with('s') || stem.ends_with('t')) ? std::string(stem) : std::string(word);
 }
 
 // Removes a last e, and one of two last l.
 std::string step_5(std::string_view word) {
   std::string_view stem = word;
-  if (strip(stem, "e")) {
+  if (strip_suffix(stem, "e")) {
     const int m = measure(stem);
     if (m > 1 || (m == 1 && !ends_short(stem))) word = stem;
   }
