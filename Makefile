@@ -28,7 +28,7 @@ endif
 ifneq ($(CALLERS_CACHE),)
 PARE_CACHE := $(CALLERS_CACHE)
 endif
-export LIBTORCH PARE_PYTHON PARE_CACHE PARE_MINILM YES
+export LIBTORCH PARE_PYTHON PARE_HARNESS PARE_CACHE PARE_MINILM YES
 # A compiler takes up to 1.3 GB, so no more run at a time than the free memory holds.
 JOBS ?= $(shell awk -v cores=$$(nproc) \
   '/^MemAvailable:/ { fit = int($$2 / 1.4e6); print fit < 1 ? 1 : fit < cores ? fit : cores }' /proc/meminfo)
@@ -96,7 +96,7 @@ tidy: setup-tidy
 	@$(MAKE) --no-print-directory run-tidy
 clean:
 	rm -rf build build-sanitize build-thread build-fuzz build-gpu build-includes build-tidy build-debug build-development \
-	  build-runtime build-cuda
+	  build-runtime build-cuda build-wheel
 
 .PHONY: compile run-tests run-includes run-isas run-tidy
 CUDA_OPTIONS = $(if $(CUDA),-DPARE_CUDA=ON -DCMAKE_CUDA_COMPILER="$$(.ci/find_nvcc)",-DPARE_CUDA=OFF)

@@ -33,10 +33,12 @@ MAY_INCLUDE = {
     "runtime/cpu/kernels": {"runtime/system", "runtime/cpu"},
     "runtime/cuda": {"runtime/system", "runtime/format", "runtime/model", "runtime/engine"},
     "runtime/device": {"runtime/system", "runtime/engine", "runtime/cpu", "runtime/cuda"},
+    "runtime/harness": {"runtime/system", "runtime/text", "runtime/tokenizer", "runtime/model", "runtime/engine"},
     "runtime/evaluate": {"runtime/system", "runtime/text", "runtime/format", "runtime/files", "runtime/tokenizer",
-                         "runtime/chat", "runtime/model", "runtime/engine"},
+                         "runtime/chat", "runtime/model", "runtime/engine", "runtime/harness"},
     "runtime/commands": {"runtime/*"},
     "runtime/api": {"runtime/*"},
+    "python": {"runtime/api"},
     "quant": {"runtime/system", "runtime/format"},
     "prune": {"quant", "runtime/system", "runtime/format"},
     "distill": {"quant", "runtime/format"},
@@ -75,6 +77,7 @@ ONLY_IN = [
      re.compile(r"^(tests/)?(compress|quant|prune|distill)/|^tests/(bench|fuzz)/")),
     (re.compile(r"^yaml-cpp/"), re.compile(r"^compress/recipe/yaml_value\.cpp$")),
     (re.compile(r"^cxxopts"), re.compile(r"^runtime/commands/command_line\.cpp$")),
+    (re.compile(r"^nanobind/"), re.compile(r"^python/bindings\.cpp$")),
     (re.compile(r"^pcre2"), re.compile(r"^runtime/text/[^/]*\.(cpp|h)$")),
     (re.compile(r"^nlohmann/"), re.compile(r"^((runtime|compress)/.*\.cpp|runtime/system/json_text\.h|tests/.*)$")),
     (re.compile(r"^Eigen/"), re.compile(r"^(quant|prune|tests/quant|tests/prune)/.*\.cpp$")),
@@ -103,7 +106,7 @@ EVALUATIONS = "runtime/evaluate"
 EVALUATION_KEY = re.compile(r'\.key = "(\w+)"')
 # Each top folder of the programs has its namespace. What the library offers to other programs is in `pare` itself.
 NAMESPACE = re.compile(r"^namespace pare\b(?:::(\w+))?")
-PUBLIC = "runtime/api/"
+PUBLIC = ("runtime/api/", "python/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 

@@ -106,6 +106,24 @@ def _draw_options(
     return options
 
 
+# Stands behind a message that is to be continued while the template writes it, as in transformers.
+_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+def _tagged(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    if not messages or not isinstance(messages[-1].get("content"), str):
+        raise ValueError("continue_final_message: expected a last message whose content is a str")
+    return [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _TAG}]
+
+
+def _until_tag(text: str) -> str:
+    place = text.rfind(_TAG.strip())
+    if place < 0:
+        raise RuntimeError("continue_final_message: the chat template does not write the last message's content")
+    # Without the tag's blank, the template trims messages.
+    return text[:place] if text.startswith(_TAG, place) else text[:place].rstrip()
+
+
 def _generated(text: bytes, *others: Any) -> Generated:
     return Generated(text.decode(errors="replace"), *others)
 
@@ -194,19 +212,26 @@ class Model:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
         """A conversation as the model's template writes it, like that of transformers.
 
-        It holds the special tokens: encode it with add_special_tokens=False. `variables` are the template's own, such
-        as enable_thinking. Throws ValueError for a model without a template, RuntimeError where the template fails.
+        continue_final_message: the text ends with the last message's own, so that the model goes on with it. It holds
+        the special tokens: encode it with add_special_tokens=False. `variables` are the template's own, such as
+        enable_thinking. Throws ValueError for a model without a template, RuntimeError where the template fails.
         """
         conversation: dict[str, Any] = {"messages": list(messages)}
+        if continue_final_message:
+            if add_generation_prompt:
+                raise ValueError("continue_final_message goes on with the last message: add_generation_prompt=False")
+            conversation["messages"] = _tagged(messages)
         if tools is not None:
             conversation["tools"] = list(tools)
         if variables:
             conversation["chat_template_kwargs"] = variables
-        return self._model.chat_text(_text(json.dumps(conversation), "messages"), bool(add_generation_prompt))
+        text = self._model.chat_text(_text(json.dumps(conversation), "messages"), bool(add_generation_prompt))
+        return _until_tag(text) if continue_final_message else text
 
     def logits(self, ids: Iterable[int]) -> numpy.ndarray:
         """float32 [T, V]: the logits behind each id. The memory that they take grows with both."""

@@ -13,14 +13,13 @@
 #include "runtime/engine/generate.h"
 #include "runtime/engine/memory_need.h"
 #include "runtime/engine/transformer.h"
-#include "runtime/evaluate/generate_until.h"
-#include "runtime/evaluate/loglikelihood.h"
+#include "runtime/harness/generate_until.h"
+#include "runtime/harness/loglikelihood.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/machine/limits.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/version.h"
 #include "runtime/tokenizer/added_text.h"
-#include "runtime/tokenizer/stop_strings.h"
 #include "runtime/tokenizer/tokenizer.h"
 
 namespace pare {
@@ -59,7 +58,7 @@ runtime::SamplingOptions sampling_options(const DrawOptions& options) {
           .seed = options.seed};
 }
 
-// What a progress of texts, windows or blocks says, for those who want a share.
+// Returns a progress of texts, windows or blocks for those who want a share.
 std::function<void(double, int64_t)> share_of(const OnProgress& on_progress) {
   if (!on_progress) return {};
   return [&on_progress](double done, int64_t all) { on_progress(all == 0 ? 1.0 : done / static_cast<double>(all)); };

@@ -133,8 +133,8 @@ class Model {
   // one is the token that begins texts. Neighbours with one context cost little more than one of them. Throws
   // std::invalid_argument for a continuation without tokens or with more than max_tokens().
   std::vector<Likelihood> loglikelihoods(std::span<const TextPair> pairs, const OnProgress& on_progress = {});
-  // Returns ln of each text's probability, all tokens after the one that begins texts. Long ones go through the model in
-  // windows of max_tokens() tokens, by the same program's rules.
+  // Returns ln of each text's probability by the same program's rules: of all tokens that the tokenizer gives, behind
+  // the one that begins texts. Long ones go through the model in windows of max_tokens() tokens.
   std::vector<double> text_loglikelihoods(std::span<const std::string> texts, const OnProgress& on_progress = {});
 
   // Continues a prompt, to which it adds the special tokens. `on_text` (may be empty) is called with the text piece by
@@ -148,9 +148,9 @@ class Model {
   std::vector<int32_t> generate_ids(std::span<const int32_t> prompt, const DrawOptions& options = {},
                                     const std::function<void(int32_t)>& on_id = {});
   // Continues several texts, up to 16 at a time, as lm-evaluation-harness 0.4.13 does (generate_until). No special
-  // tokens are added to a prompt that begins with them. One that leaves no room for max_new_tokens is cut from the left.
-  // A text is decoded from its ids alone, and cut at the stop strings. Each draws with a seed of its own. Throws what
-  // generate throws.
+  // tokens are added to a prompt that begins with them. One that leaves no room for max_new_tokens is cut from the
+  // left. A text is decoded from its ids alone, and cut at the stop strings. Each draws with a seed of its own. Throws
+  // what generate throws.
   std::vector<GeneratedText> generate_until(std::span<const std::string> prompts, const DrawOptions& options = {},
                                             const OnProgress& on_progress = {});
 

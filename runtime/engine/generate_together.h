@@ -30,8 +30,8 @@ int64_t lanes_at_once(const ModelDescription& model, int64_t num_texts, int64_t 
 // Returns what `generate` gives for each request, with num_lanes texts at a time. When a text ends, the next request
 // takes its lane, in the order of the requests. The tokens follow from the requests and num_lanes alone. They differ
 // from those of `generate` only where logits that differ by rounding draw another token. Seconds are not measured.
-// `on_finished` (may be empty) is called with each text when it has ended, in the order in which they end. `on_step` may
-// be empty as well.
+// `on_finished` (may be empty) is called with each text when it has ended, in the order in which they end. `on_step`
+// may be empty as well.
 // Throws what `generate` throws; faults of any request are found before any work.
 std::vector<Generation> generate_together(Transformer& model, std::span<const GenerationRequest> requests,
                                           int64_t num_lanes, const OnFinished& on_finished = {},

@@ -64,8 +64,9 @@ class Transformer {
   // the number of ids, or if one is below 1.
   void prefill_sequences(std::span<const int32_t> ids_R, std::span<const int64_t> lengths, float* hidden_RD,
                          const std::function<void(double)>& progress = {});
-  // Computes the logits [R, V] of hidden states as these functions give them, after soft capping, in host memory. Throws
-  // std::invalid_argument unless logits_RV has num_rows x V places, and std::runtime_error for one that is not finite.
+  // Computes the logits [R, V] of hidden states as these functions give them, after soft capping, in host memory.
+  // Throws std::invalid_argument unless logits_RV has num_rows x V places, and std::runtime_error for one that is not
+  // finite.
   void logits(const float* hidden_RD, int64_t num_rows, std::span<float> logits_RV);
   // The rows whose residual stream prefill_windows holds at once; a longer window is taken alone. Calls with this many
   // rows are efficient.

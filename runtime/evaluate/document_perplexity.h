@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "runtime/evaluate/evaluation.h"
-#include "runtime/evaluate/loglikelihood.h"
 #include "runtime/evaluate/perplexity.h"
+#include "runtime/harness/loglikelihood.h"
 
 namespace pare::runtime {
 

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "runtime/evaluate/evaluation.h"
-#include "runtime/evaluate/loglikelihood.h"
 #include "runtime/evaluate/perplexity.h"
 #include "runtime/evaluate/task_documents.h"
+#include "runtime/harness/loglikelihood.h"
 
 namespace pare::runtime {
 

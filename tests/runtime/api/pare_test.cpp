@@ -44,6 +44,129 @@ TEST(Model, ScoresAreThoseOfTransformers) {
   }
 }
 
+TEST(Model, LogitsAreThoseOfTransformers) {
+  for (const std::string& family : families()) {
+    Model model = Model::load(family_path(family), {.num_threads = 2});
+    const TokenWindows windows = read_npy(family_path(family) / "ids.npy");
+    const std::vector<float> expected = read_golden_floats(family_path(family) / "logits.npy");
+    double largest = 0.0;
+    for (const float logit : expected) largest = std::max(largest, std::abs(static_cast<double>(logit)));
+    size_t at = 0;
+    for (int64_t n = 0; n < windows.num_windows; ++n) {
+      for (const float logit : model.logits(windows.window(n))) {
+        ASSERT_NEAR(logit, expected.at(at++), kLogitTolerance * largest) << family;
+      }
+    }
+    EXPECT_EQ(at, expected.size());
+  }
+}
+
+// More rows than are multiplied at a time, in a sequence that is as long as the model can take.
+TEST(Model, LogitsOfLongSequencesAreThoseOfShortOnes) {
+  Model model = Model::load(family_path("gemma2_caps"), {.num_threads = 1, .max_tokens = kWholeContext});
+  ASSERT_GE(model.max_tokens(), 600) << "choose a family with a longer context";
+  EXPECT_EQ(model.max_tokens(), model.context_length());
+  const std::vector<int32_t> ids(600, 7);
+  const std::vector<float> all = model.logits(ids), few = model.logits(std::span(ids).first(20));
+  ASSERT_EQ(all.size(), 600 * static_cast<size_t>(model.vocabulary_size()));
+  for (size_t i = 0; i < few.size(); ++i) ASSERT_NEAR(all[i], few[i], 1e-4);
+  int num_calls = 0;
+  EXPECT_THROW(model.logits(ids,
+                            [&](double share) {
+                              EXPECT_LE(share, 1.0);
+                              if (++num_calls == 2) throw std::domain_error("enough");
+                            }),
+               std::domain_error);
+  EXPECT_EQ(model.logits(ids), all);
+}
+
+TEST(Model, LikelihoodsAreSumsOfScores) {
+  Model model = Model::load(kStories, {.num_threads = 2, .max_tokens = 40});
+  const std::vector<TextPair> pairs = {{"Once upon a time,", " there was a little girl."}, {"Tom saw a", " dog."}};
+  const std::vector<Likelihood> found = model.loglikelihoods(pairs);
+  for (size_t n = 0; n < pairs.size(); ++n) {
+    const std::vector<float> scores = model.score(model.tokenize(pairs[n].context + pairs[n].continuation));
+    double sum = 0.0;
+    const auto count = static_cast<size_t>(found[n].num_tokens);
+    for (size_t t = scores.size() - count; t < scores.size(); ++t) sum += static_cast<double>(scores[t]);
+    EXPECT_EQ(count + model.tokenize(pairs[n].context).size(), scores.size() + 1);
+    EXPECT_NEAR(found[n].sum, sum, 1e-4);
+    EXPECT_EQ(found[n].num_cut, 0);
+  }
+  std::string longer = pairs[0].context;
+  for (int n = 0; n < 20; ++n) longer = "One day. " + longer;
+  const Likelihood cut = model.loglikelihoods(std::vector<TextPair>{{longer, pairs[0].continuation}}).at(0);
+  EXPECT_GT(cut.num_cut, 0);
+  // All inputs of a text fit one window, so windows change nothing.
+  const std::vector<std::string> texts = {pairs[1].context + pairs[1].continuation, ""};
+  std::vector<int32_t> ids = model.tokenize(texts[0]);
+  ids.insert(ids.begin(), 1);
+  double sum = 0.0;
+  for (const float score : model.score(ids)) sum += static_cast<double>(score);
+  EXPECT_NEAR(model.text_loglikelihoods(texts).at(0), sum, 1e-4);
+  expect_error<std::invalid_argument>(
+      [&] {
+        model.loglikelihoods(std::vector<TextPair>{{"a", "b"}, {"a", ""}});
+      },
+      {"pair 2", "no tokens"});
+}
+
+TEST(Model, TextsEndBeforeStopStrings) {
+  Model model = Model::load(kStories, {.num_threads = 1});
+  const std::string whole = model.generate("Once upon a time", {.max_new_tokens = 40}).text;
+  ASSERT_NE(whole.find("Lily. She"), std::string::npos) << whole;
+  std::string heard;
+  const GeneratedText found = model.generate("Once upon a time", {.max_new_tokens = 40, .stop = {"Lily. S", "</s>"}},
+                                             [&](std::string_view piece) { heard += piece; });
+  EXPECT_EQ(found.text, whole.substr(0, whole.find("Lily. S")));
+  EXPECT_EQ(heard, found.text);
+  EXPECT_TRUE(found.reached_stop);
+  EXPECT_FALSE(found.reached_end);
+  EXPECT_LT(found.ids.size(), 40u);
+  const std::vector<std::string> prompts = {"Once upon a time", "<s>Once upon a time", "Once upon a time"};
+  const DrawOptions drawn = {.max_new_tokens = 40, .temperature = 1.0, .stop = {"Lily. S"}};
+  for (const GeneratedText& text : model.generate_until(prompts, {.max_new_tokens = 40, .stop = {"Lily. S"}})) {
+    EXPECT_EQ(text.text, found.text);
+    EXPECT_TRUE(text.reached_stop);
+  }
+  const std::vector<GeneratedText> different = model.generate_until(prompts, drawn);
+  EXPECT_NE(different[0].ids, different[2].ids);
+  EXPECT_EQ(model.generate_until(prompts, drawn).at(2).ids, different[2].ids);
+  // A prompt that leaves no room loses its beginning.
+  std::string longer;
+  for (int n = 0; n < 400; ++n) longer += "One day. ";
+  EXPECT_EQ(model.generate_until(std::vector{longer}, {.max_new_tokens = 500}).at(0).ids.size(), 500u);
+  expect_error<std::invalid_argument>([&] { model.generate_until(prompts, {.max_new_tokens = 512}); },
+                                      {"512 new tokens", "no room"});
+  expect_error<std::invalid_argument>([&] { model.generate_ids(std::vector<int32_t>{1}, {.stop = {"a"}}); },
+                                      {"stop strings"});
+}
+
+TEST(Model, WritesConversationsByItsTemplate) {
+  const TemporaryFolder folder;
+  std::filesystem::copy(kStories, folder.path() / "m");
+  std::ofstream(folder.path() / "m/chat_template.jinja")
+      << "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}";
+  const Model model = Model::load(folder.path() / "m");
+  const std::string chat = R"({"messages": [{"role": "user", "content": "a"}]})";
+  EXPECT_EQ(model.chat_text(chat), "[a]>");
+  EXPECT_EQ(model.chat_text(chat, /*is_to_be_answered=*/false), "[a]");
+  EXPECT_NE(model.chat_template().find("messages"), std::string::npos);
+  const Model plain = Model::load(kStories);
+  EXPECT_EQ(plain.chat_template(), "");
+  expect_error<std::invalid_argument>([&] { plain.chat_text(chat); }, {"no chat template"});
+  // A template that is none is a fault of its conversations alone.
+  std::ofstream(folder.path() / "m/chat_template.jinja") << "{% if %}";
+  Model broken = Model::load(folder.path() / "m");
+  EXPECT_EQ(broken.generate_ids(broken.tokenize("Once"), {.max_new_tokens = 2}).size(), 2u);
+  EXPECT_THROW(broken.chat_text(chat), std::runtime_error);
+}
+
+TEST(Library, HasTheVersionOfTheProject) {
+  const std::string lists = file_text(std::filesystem::path(kSourceFolder) / "CMakeLists.txt");
+  EXPECT_NE(lists.find("project(pare VERSION " + std::string(version()) + " "), std::string::npos);
+}
+
 // There are more tokens than are scored at a time. Each position has the same score as in a shorter sequence, up to
 // rounding.
 TEST(Model, ScoresLongSequencesInPieces) {

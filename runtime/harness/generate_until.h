@@ -14,7 +14,7 @@
 
 namespace pare::runtime {
 
-// What stands before each text, in tokens.
+// The prompts of texts, in tokens.
 struct UntilPrompts {
   std::vector<std::vector<int32_t>> ids;
   int64_t num_cut = 0;  // prompts whose beginning did not fit
@@ -45,9 +45,9 @@ UntilExtent extent_of(const ModelDescription& model, const UntilPrompts& prompts
 
 // Writes a text after each prompt, several at a time (generate_together). The model's end tokens, the tokenizer's
 // eos_token and special tokens among the strings end it by their ids. The text is that of its ids alone, as the harness
-// decodes it: some tokenizers leave out a blank that begins it. `progress` (may be empty, may throw) gets the texts that
-// are done and their number, again before each token. Throws what generate_together throws, and std::invalid_argument
-// for an empty string.
+// decodes it: some tokenizers leave out a blank that begins it. `progress` (may be empty, may throw) gets the texts
+// that are done and their number, again before each token. Throws what generate_together throws, and
+// std::invalid_argument for an empty string.
 std::vector<UntilText> generate_until(Transformer& model, const Tokenizer& tokenizer, const UntilPrompts& prompts,
                                       const UntilOptions& options,
                                       const std::function<void(int64_t, int64_t)>& progress = {});

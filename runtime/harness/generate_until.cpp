@@ -1,4 +1,4 @@
-#include "runtime/evaluate/generate_until.h"
+#include "runtime/harness/generate_until.h"
 
 #include <algorithm>
 #include <memory>
@@ -6,9 +6,9 @@
 #include <stdexcept>
 #include <utility>
 
-#include "runtime/evaluate/loglikelihood.h"
+#include "runtime/harness/loglikelihood.h"
 #include "runtime/text/unicode.h"
-#include "runtime/tokenizer/stop_strings.h"
+#include "runtime/tokenizer/added_text.h"
 
 namespace pare::runtime {
 namespace {

@@ -1,4 +1,4 @@
-#include "runtime/evaluate/loglikelihood.h"
+#include "runtime/harness/loglikelihood.h"
 
 #include <algorithm>
 #include <cmath>
