@@ -108,14 +108,17 @@ void check_pattern(const QuantizedWeight& weight, const std::string& name) {
   if (index >= 0) fail(name, violation_text(weight.pattern, index / width, index % width));
 }
 
+// Scales of integers may be negative: AutoRound and llama.cpp give the largest value of a group the code that lies
+// farthest from the zero, whichever sign it has.
 void check_scales(const QuantizedWeight& weight, const std::string& name) {
   const int64_t num_groups = weight.num_groups();
+  const bool may_be_negative = weight.code->is_integer();
   for (size_t i = 0; i < weight.scales_OG.size(); ++i) {
     const float scale = weight.scales_OG[i] / weight.tensor_scale;
-    if (std::isfinite(scale) && scale >= 0.0f) continue;
+    if (std::isfinite(scale) && (scale >= 0.0f || may_be_negative)) continue;
     const auto index = static_cast<int64_t>(i);
     fail(name, "scale " + std::to_string(scale) + " at " + place(index / num_groups, index % num_groups) +
-                   " is not finite or is negative");
+                   (may_be_negative ? " is not finite" : " is not finite or is negative"));
   }
 }
 

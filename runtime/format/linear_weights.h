@@ -75,7 +75,7 @@ struct QuantizedWeight {
 // Returns codes plus `offset` in 8 bits. Files with signed codes hold ours minus 2^(bits-1), in two's complement.
 std::vector<uint8_t> shift_codes(std::span<const uint8_t> codes, int offset);
 
-// Checks sizes, ranges of codes, zeros and groups, and that every scale is finite and not negative. Also checks what
+// Checks sizes, ranges of codes, zeros and groups, and that every scale is finite, of floats not negative. Also what
 // the pattern promises: a weight is not kept if its code stands for 0 (for floats: +0 or -0), whatever its scale.
 // Throws std::runtime_error naming `name` and the first offending element.
 void validate(const QuantizedWeight& weight, const std::string& name);

@@ -100,6 +100,7 @@ struct Layer {
     }
     for (int64_t i = 0; i < num_out * weight.num_groups(); ++i) {
       weight.scales_OG.push_back(round_to(0.01f + 0.001f * static_cast<float>(random() % 100), weight.scale_dtype));
+      if (weight.code->is_integer() && i % 3 == 1) weight.scales_OG.back() *= -1.0f;
       if (!weight.symmetric) weight.zeros_OG.push_back(static_cast<uint8_t>(random() % (1u << stored.bits)));
     }
     for (int64_t i = 0; i < num_in && stored.act_order; ++i) {

@@ -491,7 +491,7 @@ TEST(Refine, WhatDoesNotFitIsRefused) {
   bad.mutable_data_ptr<float>()[40] = NAN;
   EXPECT_THROW(refine(bad, start, hessian, {}), std::invalid_argument);
   QuantizedWeight broken = start;
-  broken.scales_OG[3] = -1.0f;
+  broken.scales_OG[3] = NAN;
   EXPECT_THROW(refine(weight, broken, hessian, {}), std::runtime_error);
 }
 

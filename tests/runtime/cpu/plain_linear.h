@@ -118,6 +118,7 @@ inline OwnedWeights random_weights(const Format& format, int64_t num_out, int64_
   }
   for (int64_t i = 0; i < num_out * weight.num_groups(); ++i) {
     weight.scales_OG.push_back(round_to(random_float(random, 0.01f, 0.5f), format.dtype));
+    if (format.code->is_integer() && i % 3 == 1) weight.scales_OG.back() *= -1.0f;
     if (!format.symmetric) weight.zeros_OG.push_back(random_code(random, format.bits));
   }
   owned.weights.weight = std::move(weight);
@@ -161,7 +162,7 @@ inline PlainWeights plain_weights(std::span<const LinearWeights> parts) {
             continue;
           }
           w = scale * (code - zero);
-          magnitude = scale * (std::abs(code - center) + std::abs(zero - center));
+          magnitude = std::abs(scale) * (std::abs(code - center) + std::abs(zero - center));
         }
         plain.w_OI.push_back(w);
         plain.magnitude_OI.push_back(magnitude);

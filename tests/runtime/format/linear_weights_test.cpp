@@ -118,7 +118,7 @@ TEST(LinearWeights, ValidateNamesTheFirstOffendingElement) {
   expect_invalid([](auto& w) { w.codes_OI.pop_back(); }, "256 codes, found 255");
   expect_invalid([](auto& w) { w.codes_OI[64 * 2 + 5] = 8; }, "code 8 at [2, 5]");
   expect_invalid([](auto& w) { w.scales_OG.push_back(1); }, "8 scales, found 9");
-  expect_invalid([](auto& w) { w.scales_OG[3] = -1.0f; }, "[1, 1]");
+  expect_invalid([](auto& w) { w.scales_OG[3] = -std::numeric_limits<float>::infinity(); }, "[1, 1]");
   expect_invalid([](auto& w) { w.scales_OG[7] = std::numeric_limits<float>::quiet_NaN(); }, "[3, 1]");
   expect_invalid([](auto& w) { w.scales_OG[0] = std::numeric_limits<float>::infinity(); }, "[0, 0]");
   expect_invalid([](auto& w) { w.zeros_OG.clear(); }, "8 zeros, found 0");
@@ -276,6 +276,19 @@ TEST(LinearWeights, Float8IsValueTimesScaleRoundedOnce) {
   expect_error<std::runtime_error>([&] { validate(weight, "m"); }, {"'m'", "scale", "[1, 0]"});
   weight.scales_OG.pop_back();
   expect_error<std::runtime_error>([&] { validate(weight, "m"); }, {"'m'", "expected 2 scales, found 1"});
+}
+
+// AutoRound and llama.cpp write scales of integers with either sign.
+TEST(LinearWeights, ScalesOfIntegersMayBeNegative) {
+  QuantizedWeight weight;
+  weight.num_out = 1;
+  weight.num_in = 4;
+  weight.bits = 4;
+  weight.group_size = 2;
+  weight.codes_OI = {0, 9, 0, 15};
+  weight.scales_OG = {-0.5f, 0.25f};
+  EXPECT_NO_THROW(validate(weight, "m"));
+  EXPECT_EQ(dequantize(weight), (std::vector<float>{4.0f, -0.5f, -2.0f, 1.75f}));
 }
 
 // Rows of the result, however they are stored, are the rows that were asked for.
