@@ -6,6 +6,7 @@
 #include "compress/recipe/given_options.h"
 #include "runtime/commands/option_table.h"
 #include "runtime/containers/container_table.h"
+#include "runtime/containers/fp8.h"
 #include "runtime/system/byte_count.h"
 
 namespace pare::compress {
@@ -132,7 +133,9 @@ void LayersRecipe::fields(runtime::FieldVisitor& visit) {
 
 void Recipe::fields(runtime::FieldVisitor& visit) {
   std::vector<std::string_view> containers;
-  for (const runtime::ContainerFormat* format : runtime::container_formats()) containers.push_back(format->name());
+  for (const runtime::ContainerFormat* format : runtime::container_formats()) {
+    if (format->name() != runtime::kFp8Container) containers.push_back(format->name());  // no pass makes its scales
+  }
   visit_path(visit, "model", model,
              "This checkpoint is compressed: a directory or a `.gguf` file. `--model` takes its place.");
   visit("base_model", base_model, kHubForm,

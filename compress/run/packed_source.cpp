@@ -10,6 +10,7 @@
 #include "prune/options.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/commands/layer_sparsity.h"
+#include "runtime/containers/fp8.h"
 #include "runtime/containers/pare_sparse24.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
@@ -22,8 +23,30 @@ namespace {
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
+runtime::DType model_dtype(const runtime::Checkpoint& checkpoint) {
+  return checkpoint.is_encoder() ? checkpoint.encoder().dtype : checkpoint.description().dtype;
+}
+
+// A weight of codes in the model's own type, decoded while it is written.
+runtime::StreamedTensor decoded(const runtime::Checkpoint& checkpoint, const runtime::LinearDescription& linear) {
+  const runtime::DType dtype = model_dtype(checkpoint);
+  return {linear.name + ".weight", dtype, {linear.num_out, linear.num_in}, [=, &checkpoint](const auto& sink) {
+            runtime::throw_if_interrupted();
+            const runtime::LinearWeights weights = checkpoint.linear(linear);
+            std::vector<float> row(static_cast<size_t>(linear.num_in));
+            std::vector<std::byte> bytes(row.size() * runtime::dtype_size_bytes(dtype));
+            for (int64_t o = 0; o < linear.num_out; ++o) {
+              runtime::weight_rows(weights, o, 1, row);
+              runtime::convert_from_float(dtype, row, bytes);
+              sink(bytes);
+            }
+            checkpoint.drop_pages(linear);
+          }};
+}
+
 // A packed weight with its zeros, decoded while it is written.
 runtime::StreamedTensor unpacked(const runtime::Checkpoint& checkpoint, const runtime::LinearDescription& linear) {
+  if (!checkpoint.stored_scheme(linear)->is_dense()) return decoded(checkpoint, linear);
   return {linear.name + ".weight",
           checkpoint.layout(linear.name + std::string(runtime::kSparseValuesSuffix)).dtype,
           {linear.num_out, linear.num_in},
@@ -48,15 +71,24 @@ std::optional<runtime::Checkpoint> open_packed(const fs::path& model) {
   if (model.extension() == ".gguf" || !runtime::is_there(model / "config.json"))
     return std::nullopt;  // or the model's reader tells
   runtime::Checkpoint checkpoint = runtime::Checkpoint::open(model);
-  if (!checkpoint.is_quantized() || !is_packed_source(checkpoint)) return std::nullopt;
+  if (!checkpoint.is_quantized()) return std::nullopt;
+  if (!is_packed_source(checkpoint) && !is_fp8_source(checkpoint)) return std::nullopt;
   return checkpoint;
 }
 
 runtime::MakeDirectory unpacking(const fs::path& model, bool unpacks, runtime::Progress& progress,
                                  std::vector<std::string>& events) {
-  if (!unpacks || !open_packed(model)) return {};
+  if (!unpacks) return {};
+  const std::optional<runtime::Checkpoint> source = open_packed(model);
+  if (!source) return {};
   events = events_of_links(find_small_files(model));
-  progress.print("source: the 2:4 weights of '" + model.string() + "' are unpacked");
+  if (is_fp8_source(*source)) {
+    events.push_back("source: its fp8 codes are decoded to " + std::string(runtime::dtype_name(model_dtype(*source))) +
+                     ", and its inputs are not rounded");
+    progress.print("source: the fp8 codes of '" + model.string() + "' are decoded");
+  } else {
+    progress.print("source: the 2:4 weights of '" + model.string() + "' are unpacked");
+  }
   return [](const fs::path& packed, const fs::path& directory) {
     unpack_source(runtime::Checkpoint::open(packed), directory);
   };
@@ -73,6 +105,17 @@ bool is_packed_source(const runtime::Checkpoint& checkpoint) {
     has_packed = true;
   }
   return has_packed;
+}
+
+bool is_fp8_source(const runtime::Checkpoint& checkpoint) {
+  bool has_codes = false;
+  for (const runtime::LinearDescription& linear : runtime::stored_linears(checkpoint)) {
+    const std::optional<runtime::PackScheme> scheme = checkpoint.stored_scheme(linear);
+    if (!scheme) continue;
+    if (scheme->container != runtime::kFp8Container) return false;
+    has_codes = true;
+  }
+  return has_codes;
 }
 
 void unpack_source(const runtime::Checkpoint& checkpoint, const fs::path& directory) {

@@ -1,5 +1,8 @@
-// Sources whose weights are 2:4 in floating point, packed (runtime/containers/pare_sparse24.h): they are not quantized,
-// and passes that work layer by layer start from them as from the same weights with their zeros.
+// Sources that passes start from as from dense weights, though their files hold others:
+//
+// - weights that are 2:4 in floating point, packed (runtime/containers/pare_sparse24.h): the same with their zeros;
+// - fp8 codes as models are published (runtime/containers/fp8.h), of which there is no other original: what the codes
+//   stand for, in the model's own type, with inputs as they are.
 #pragma once
 
 #include <filesystem>
@@ -14,8 +17,10 @@ namespace pare::compress {
 
 // Whether the checkpoint has packed weights, none of them codes, and rounds no input.
 bool is_packed_source(const runtime::Checkpoint& checkpoint);
+// Whether all its codes are those of the container fp8, and there are some.
+bool is_fp8_source(const runtime::Checkpoint& checkpoint);
 
-// Writes the same model into `directory`, every weight with its zeros: config.json, weights, the small files that an
+// Writes the same model into `directory`, every weight dense: config.json, weights, the small files that an
 // artifact takes over, and a pare.json that says which layers are pruned. Throws std::runtime_error for a source whose
 // files are not those that its pare.json lists, and for what cannot be written; Interrupted.
 void unpack_source(const runtime::Checkpoint& checkpoint, const std::filesystem::path& directory);
@@ -28,8 +33,8 @@ class PlainSource {
   PlainSource(const std::filesystem::path& model, bool unpacks, runtime::Progress& progress);
 
   const std::filesystem::path& path() const { return directory_.path(); }
-  // Of an unpacked source, events of files that are not taken over (events_of_links); the unpacked one knows nothing of
-  // them.
+  // Of an unpacked source, events of files that are not taken over (events_of_links), which the unpacked one knows
+  // nothing of, and of codes that were decoded.
   const std::vector<std::string>& events() const { return events_; }
 
  private:

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "runtime/containers/scale_blocks.h"
 #include "runtime/containers/scale_tensors.h"
 #include "runtime/format/bit_stream.h"
 
@@ -117,6 +118,7 @@ bool is_fp4(const PackScheme& scheme) {
 }
 
 std::vector<int64_t> scale_shape(const PackScheme& scheme, int64_t num_out, int64_t num_in) {
+  if (!scheme.block.is_none()) return block_shape(scheme.block, num_out, num_in);
   if (scheme.per_tensor) return {1};
   return {num_out, scheme.num_groups(num_in)};
 }
@@ -159,6 +161,11 @@ std::vector<OwnedTensor> pack_plain_format(const QuantizedWeight& weight, const 
     check_all_equal(zeros, module, "zero");
     scales = scales.first(1);
     if (!zeros.empty()) zeros = zeros.first(1);
+  }
+  std::vector<float> of_blocks;
+  if (!scheme.block.is_none()) {
+    of_blocks = gather_block_scales(weight, scheme.block, module);
+    scales = of_blocks;
   }
   std::vector<OwnedTensor> tensors;
   tensors.push_back(make_tensor<uint8_t>(tensor_name(module, kPlainSuffix), code_dtype(scheme),
@@ -206,6 +213,9 @@ void unpack_plain_format(const PackedTensors& tensors, const PackScheme& scheme,
   const int offset = code_offset(scheme);
   weight.codes_OI = shift_codes(code_bytes(*tensors.plain), offset);
   weight.scales_OG = unpack_scales(*tensors.scale);
+  if (!scheme.block.is_none()) {
+    weight.scales_OG = spread_block_scales(weight.scales_OG, scheme.block, weight.num_out, weight.num_in);
+  }
   if (!scheme.symmetric) weight.zeros_OG = shift_codes(code_bytes(*tensors.zero_point), offset);
   if (!scheme.per_tensor) return;
   weight.scales_OG.resize(static_cast<size_t>(weight.num_out), weight.scales_OG[0]);
@@ -455,7 +465,8 @@ Reasons unread_by_converter(const PackScheme& scheme) {
     return reasons;
   }
   if (scheme.per_tensor) reasons.emplace_back("one scale per tensor is not read, only one per channel");
-  if (scheme.group_size != kPerChannel) reasons.emplace_back("groups of codes in bytes are not read");
+  if (scheme.group_size != kPerChannel && scheme.block.is_none())
+    reasons.emplace_back("groups of codes in bytes are not read");
   if (!scheme.symmetric) reasons.emplace_back("zero points with codes in bytes are not read");
   return reasons;
 }
@@ -556,7 +567,11 @@ class CompressedTensorsContainer final : public ContainerFormat {
     if (is_fp4(scheme)) {
       return bytes + num_out * (num_in / kCodesPerByte + num_groups) + (scheme.code->has_tensor_scale ? 4 : 0);
     }
-    const int64_t num_scales = scheme.per_tensor ? 1 : num_out * num_groups;
+    int64_t num_scales = scheme.per_tensor ? 1 : num_out * num_groups;
+    if (!scheme.block.is_none()) {
+      const std::vector<int64_t> blocks = block_shape(scheme.block, num_out, num_in);
+      num_scales = blocks[0] * blocks[1];
+    }
     bytes += num_scales * static_cast<int64_t>(dtype_size_bytes(extent.scale_dtype));
     if (!is_packed(scheme)) return bytes + num_out * num_in + (scheme.symmetric ? 0 : num_scales);
     bytes += num_out * bit_stream_words(num_in, scheme.bits) * 4 + 2 * int64_t{8};  // the shape

@@ -14,7 +14,7 @@
 //
 // Formats "int-quantized" and "float-quantized" (compressors/naive_quantized/base.py):
 //   weight            I8 or F8_E4M3 [O, I]       the package's signed code, ours - 2^(bits-1), or the E4M3 pattern
-//   weight_scale      BF16, F16 or F32 [O, G]    or [1] per tensor
+//   weight_scale      BF16, F16 or F32 [O, G]    or [1] per tensor; of fp8 also one for each block of rows and columns
 //   weight_zero_point I8, as weight_scale        asymmetric integers only: the signed zero
 // Formats "nvfp4-pack-quantized" and "mxfp4-pack-quantized" (compressors/{nvfp4,mxfp4}/base.py):
 //   weight_packed       U8 [O, I/2]              two E2M1 codes to a byte, the first in the lower half
@@ -123,8 +123,8 @@ class QuantizationConfig final : public ContainerConfig {
  public:
   // `json` is the object's text and `where` names its file. Throws std::invalid_argument for anything that this runtime
   // does not support, and names it. Not supported are another quant_method or format, quantized outputs or KV cache,
-  // sparsity, block strategies, other widths and unknown keys of a group. Input activations must have 8 bits per token
-  // or tensor, or be those of nvfp4.
+  // sparsity, blocks of other codes than fp8, other widths and unknown keys of a group. Input activations must have 8
+  // bits per token or tensor, or per 128 values of fp8, or be those of nvfp4.
   // max_steps bounds the total work of the regular expressions. The default takes seconds, and is ten times what
   // published lists need for a mixture of 50,000 layers.
   static QuantizationConfig parse(const std::string& json, const std::string& where, int64_t max_steps = 2'000'000'000);

@@ -9,6 +9,7 @@
 
 #include "runtime/containers/compressed_tensors.h"
 #include "runtime/containers/config_values.h"
+#include "runtime/containers/scale_blocks.h"
 #include "runtime/format/name_pattern.h"
 #include "runtime/system/json_text.h"
 
@@ -30,6 +31,7 @@ const char* act_order_name(StoredActOrder order) {
 constexpr std::string_view kDenseFormat = "dense";
 constexpr std::string_view kPackFormat = "pack-quantized";
 constexpr std::string_view kBytesFormat = "int-quantized";
+constexpr std::string_view kBlockStrategy = "block";  // of weights; inputs in blocks have "group"
 
 // Takes schemes without a problem.
 std::string_view format_name(const PackScheme& scheme) {
@@ -46,11 +48,14 @@ OrderedJson weights_json(const PackScheme& scheme) {
   weights["type"] = floats != nullptr ? "float" : "int";
   weights["symmetric"] = scheme.symmetric;
   weights["strategy"] = scheme.per_tensor                                ? "tensor"
+                        : !scheme.block.is_none()                        ? kBlockStrategy
                         : scheme.group_size == kPerChannel               ? "channel"
                         : floats != nullptr && !floats->strategy.empty() ? floats->strategy
                                                                          : "group";
-  weights["group_size"] = scheme.group_size == kPerChannel ? OrderedJson() : OrderedJson(scheme.group_size);
+  const bool has_groups = scheme.group_size != kPerChannel && scheme.block.is_none();
+  weights["group_size"] = has_groups ? OrderedJson(scheme.group_size) : OrderedJson();
   weights["block_structure"] = nullptr;
+  if (!scheme.block.is_none()) weights["block_structure"] = {scheme.block.num_rows, scheme.block.num_columns};
   weights["dynamic"] = false;
   weights["actorder"] =
       scheme.act_order == StoredActOrder::none ? OrderedJson() : OrderedJson(act_order_name(scheme.act_order));
@@ -71,8 +76,14 @@ OrderedJson activations_json(const InputFormat& input) {
   json["num_bits"] = blocks != nullptr ? kNvfp4Code.width() : 8;
   json["type"] = input.type == InputType::int8 ? "int" : "float";
   json["symmetric"] = input.symmetric;
-  json["strategy"] = blocks != nullptr ? blocks->strategy : input.range == InputRange::token ? "token" : "tensor";
-  json["group_size"] = blocks != nullptr ? OrderedJson(kNvfp4Block) : OrderedJson();
+  const bool has_fp8_blocks = input.range == InputRange::block;
+  json["strategy"] = blocks != nullptr                  ? blocks->strategy
+                     : has_fp8_blocks                   ? "group"
+                     : input.range == InputRange::token ? "token"
+                                                        : "tensor";
+  json["group_size"] = blocks != nullptr ? OrderedJson(kNvfp4Block)
+                       : has_fp8_blocks  ? OrderedJson(kFp8Block)
+                                         : OrderedJson();
   json["block_structure"] = nullptr;
   json["dynamic"] = blocks != nullptr ? OrderedJson(kLocal) : OrderedJson(input.range != InputRange::static_);
   json["actorder"] = nullptr;
@@ -171,6 +182,24 @@ void read_strategy(const Json& weights, const std::string& where, const std::str
     scheme.group_size = block;
     return;
   }
+  const Json& structure = value_or_null(weights, "block_structure");
+  if (name == kBlockStrategy && is_float) {
+    const auto is_side = [](const Json& side) {
+      return side.is_number_unsigned() && side.get<uint64_t>() > 0 && side.get<uint64_t>() <= uint64_t{1} << 20;
+    };
+    if (!structure.is_array() || structure.size() != 2 || !is_side(structure[0]) || !is_side(structure[1])) {
+      fail(where, key + ".block_structure", "the strategy \"block\" needs two positive sizes" + found(structure));
+    }
+    if (is_positive) {
+      fail(where, key + ".group_size", "the strategy \"block\" has no group size" + found(group_size));
+    }
+    scheme.block = {structure[0].get<int64_t>(), structure[1].get<int64_t>()};
+    scheme.group_size = scheme.block.num_columns;
+    return;
+  }
+  if (!structure.is_null()) {
+    fail_unsupported(where, key + ".block_structure", structure, "null without the strategy \"block\" of fp8 weights");
+  }
   if (name == "group" && !is_float) {
     if (!is_positive)
       fail(where, key + ".group_size", "the strategy \"group\" needs a positive size" + found(group_size));
@@ -180,7 +209,7 @@ void read_strategy(const Json& weights, const std::string& where, const std::str
   if (name != "channel" && (name != "tensor" || is_packed)) {
     fail_unsupported(where, key + ".strategy", strategy,
                      is_packed  ? "\"group\" or \"channel\""
-                     : is_float ? "\"channel\" or \"tensor\""
+                     : is_float ? "\"channel\", \"tensor\" or \"block\""
                                 : "\"group\", \"channel\" or \"tensor\"");
   }
   if (is_positive) {
@@ -241,7 +270,6 @@ PackScheme read_format(const Json& format, bool is_float, const std::string& whe
 void read_weights(const Json& weights, const std::string& where, const std::string& key, PackScheme& scheme) {
   const Json& bits = value_or_null(weights, "num_bits");
   const Json& dynamic = value_or_null(weights, "dynamic");
-  const Json& blocks = value_or_null(weights, "block_structure");
   const bool is_float = !scheme.is_integer();
   if (is_float_type(weights, where, key) != is_float) {
     fail_unsupported(where, key + ".type", value_or_null(weights, "type"),
@@ -251,7 +279,6 @@ void read_weights(const Json& weights, const std::string& where, const std::stri
     fail_unsupported(where, key + ".num_bits", bits, widths_text(*scheme.code));
   }
   if (!dynamic.is_null() && dynamic != false) fail_unsupported(where, key + ".dynamic", dynamic, "false");
-  if (!blocks.is_null()) fail_unsupported(where, key + ".block_structure", blocks, "null");
   scheme.bits = bits.get<int>();
   read_strategy(weights, where, key, scheme);
   scheme.symmetric = read_bool(weights, "symmetric", true, where, key);
@@ -286,20 +313,32 @@ InputFormat read_activations(const Json& arguments, const std::string& where, co
   if (!bits.is_null() && bits != 8) {
     fail_unsupported(where, key + ".num_bits", bits, "8, or 4 with the type \"float\"");
   }
+  const bool has_blocks = is_float && strategy == "group";
   for (const char* name : {"group_size", "block_structure", "actorder"}) {
     const Json& value = value_or_null(arguments, name);
-    if (!value.is_null()) fail_unsupported(where, key + "." + name, value, "null");
+    if (has_blocks && name == std::string_view("group_size")) {
+      if (value != kFp8Block) fail_unsupported(where, key + ".group_size", value, std::to_string(kFp8Block));
+    } else if (!value.is_null()) {
+      fail_unsupported(where, key + "." + name, value, "null");
+    }
   }
-  if (!strategy.is_null() && strategy != "token" && strategy != "tensor") {
-    fail_unsupported(where, key + ".strategy", strategy, "\"token\" or \"tensor\"");
+  if (!strategy.is_null() && strategy != "token" && strategy != "tensor" && !has_blocks) {
+    fail_unsupported(where, key + ".strategy", strategy,
+                     is_float ? "\"token\", \"tensor\" or \"group\"" : "\"token\" or \"tensor\"");
   }
   const bool is_dynamic = read_bool(arguments, "dynamic", false, where, key);
+  if (has_blocks && !is_dynamic) {
+    fail_unsupported(where, key + ".dynamic", value_or_null(arguments, "dynamic"), "true: a scale for each block");
+  }
   if (strategy == "token" && !is_dynamic) {
     fail_unsupported(where, key + ".dynamic", value_or_null(arguments, "dynamic"), "true: a scale for each token");
   }
   InputFormat input;
   input.type = is_float ? InputType::fp8 : InputType::int8;
-  input.range = strategy == "token" ? InputRange::token : is_dynamic ? InputRange::tensor : InputRange::static_;
+  input.range = has_blocks            ? InputRange::block
+                : strategy == "token" ? InputRange::token
+                : is_dynamic          ? InputRange::tensor
+                                      : InputRange::static_;
   input.symmetric = read_bool(arguments, "symmetric", true, where, key);
   return input;
 }
@@ -446,9 +485,16 @@ std::string compressed_tensors_problem(const PackScheme& scheme) {
     return "expected a positive group size, found " + std::to_string(scheme.group_size);
   }
   const int64_t block = scheme.code->block;
-  if (is_float && (scheme.group_size != (block == 0 ? kPerChannel : block) || !scheme.symmetric)) {
+  const bool has_scale_blocks = !scheme.block.is_none();
+  if (has_scale_blocks && (scheme.code != &kFp8Code || scheme.per_tensor || scheme.group_size <= 0 ||
+                           scheme.block.num_columns % scheme.group_size != 0)) {
+    return "scales of blocks: expected fp8 weights, with groups that divide the blocks";
+  }
+  if (is_float &&
+      ((scheme.group_size != (block == 0 ? kPerChannel : block) && !has_scale_blocks) || !scheme.symmetric)) {
     return "float weights: expected them symmetric, with " +
-           (block == 0 ? "one scale per channel or tensor" : "one scale for " + std::to_string(block) + " columns");
+           (block == 0 ? "one scale per channel, tensor or block"
+                       : "one scale for " + std::to_string(block) + " columns");
   }
   if (block != 0 && (scheme.per_tensor || scheme.act_order == StoredActOrder::group)) {
     return "float weights in blocks: expected neither one scale per tensor nor another order of columns";
@@ -473,6 +519,9 @@ std::string compressed_tensors_problem(const PackScheme& scheme) {
   if (!input.is_plain() && !is_nvfp4 && (input.type == InputType::fp8) != is_float) {
     return "input activations: expected the type of the weights, int with int or float with float";
   }
+  if (input.range == InputRange::block && input.type != InputType::fp8) {
+    return "input activations in blocks: expected fp8";
+  }
   if (input.type == InputType::fp8 && !input.symmetric) return "float input activations: expected symmetric";
   if (input.has_outliers()) return "input activations: this container cannot hold outliers";
   return "";
@@ -482,7 +531,12 @@ std::string quantization_config_json(std::span<const StoredModule> modules, std:
   check_stored_modules(modules, ignore);
   OrderedJson groups;
   std::set<std::string_view> formats;
-  for (const ConfigGroup& group : group_by_scheme(modules)) {
+  // Groups of blocks follow from each layer's width, and the configuration does not say them.
+  std::vector<StoredModule> stated(modules.begin(), modules.end());
+  for (StoredModule& module : stated) {
+    if (!module.scheme.block.is_none()) module.scheme.group_size = module.scheme.block.num_columns;
+  }
+  for (const ConfigGroup& group : group_by_scheme(stated)) {
     OrderedJson entry;
     entry["targets"] = group.targets;
     entry["weights"] = weights_json(group.scheme);
@@ -573,8 +627,10 @@ std::optional<PackScheme> QuantizationConfig::scheme(const std::string& module, 
 }
 
 std::optional<PackScheme> QuantizationConfig::scheme_of(const std::string& module, std::string_view class_name,
-                                                        const FindTensor&) const {
-  return scheme(module, class_name);
+                                                        const FindTensor& find) const {
+  std::optional<PackScheme> stated = scheme(module, class_name);
+  if (stated && !stated->block.is_none()) return scheme_with_block(*stated, stated->block, find, module, kPlainSuffix);
+  return stated;
 }
 
 }  // namespace pare::runtime

@@ -9,6 +9,7 @@
 #include "runtime/containers/bitsandbytes_int8.h"
 #include "runtime/containers/bitsandbytes_nf4.h"
 #include "runtime/containers/compressed_tensors.h"
+#include "runtime/containers/fp8.h"
 #include "runtime/containers/gptq.h"
 #include "runtime/containers/pare_int8.h"
 #include "runtime/containers/pare_sparse24.h"
@@ -22,6 +23,7 @@ std::vector<const ContainerFormat*>& table() {
                                                      &awq_gemm_container(),
                                                      &gptq_container(),
                                                      &gptq_v2_container(),
+                                                     &fp8_container(),
                                                      &bitsandbytes_nf4_container(),
                                                      &bitsandbytes_int8_container(),
                                                      &pare_int8_container(),

@@ -418,6 +418,7 @@ std::string pare_sparse24_problem(const PackScheme& scheme) {
   if (input.has_outliers()) return "it cannot hold outlier columns: use pare-int8";
   if (input.type == InputType::fp8 && !input.symmetric) return "fp8 inputs are symmetric";
   if (input.type == InputType::nvfp4) return "it cannot hold nvfp4 inputs: use compressed-tensors";
+  if (input.range == InputRange::block) return "it cannot hold ranges of blocks of inputs: use compressed-tensors";
   if (scheme.is_dense()) {
     if (scheme.bits != kDenseBits || scheme.group_size != kPerChannel || scheme.per_tensor || !scheme.symmetric ||
         scheme.act_order != StoredActOrder::none) {

@@ -119,7 +119,7 @@ PackScheme read_scheme(const Json& group, const std::string& where, const std::s
   if (const Json& inputs = group.at("inputs"); !inputs.is_null()) {
     require_keys(inputs, {"type", "range", "symmetric"}, where, key + ".inputs");
     scheme.input.type = read_name(inputs.at("type"), InputType::plain, where, key + ".inputs.type");
-    scheme.input.range = read_name(inputs.at("range"), static_cast<InputRange>(0xFF), where, key + ".inputs.range");
+    scheme.input.range = read_name(inputs.at("range"), InputRange::block, where, key + ".inputs.range");
     scheme.input.symmetric = read_bool(inputs, "symmetric", where, key + ".inputs");
   }
   if (const std::string problem = pare_sparse24_problem(scheme); !problem.empty()) fail(where, key, problem);

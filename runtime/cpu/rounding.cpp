@@ -126,6 +126,14 @@ bool rounds_each_row(const LinearInput& x) {
 }
 
 void round_row(const Int8RowKernels& kernels, const LinearInput& x, int64_t row, const float* values, int64_t width) {
+  if (x.format().range == InputRange::block) {  // of fp8
+    for (int64_t first = 0; first < width; first += kFp8Block) {
+      const int64_t size = std::min(kFp8Block, width - first);
+      const InputGrid grid = input_grid(x.format(), extremes_of(kernels, values + first, size));
+      kernels.round_to_fp8(values + first, size, grid.scale, x.x() + row * width + first);
+    }
+    return;
+  }
   const bool is_fixed = x.format().has_stored_scale();
   const InputExtremes extremes = is_fixed ? InputExtremes{} : extremes_of(kernels, values, width);
   round_on_grid(kernels, x, row, values, width, input_grid(x.format(), extremes));

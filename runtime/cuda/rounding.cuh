@@ -138,6 +138,16 @@ __device__ inline void round_to_nvfp4(float factor, Quad& quad) {
   }
 }
 
+// Rounds a quad of a block of fp8, whose quads are those of a warp's lanes. All lanes call it.
+__device__ inline void round_to_fp8_block(const RoundingView& format, Quad& quad) {
+  static_assert(kFp8Block == kWarp * kQuad, "a warp has one block");
+  DeviceExtremes extremes;
+  for (const float value : quad.at) extremes.add(value);
+  extremes.join_warp();
+  const DeviceGrid grid = input_grid(format, extremes);
+  for (float& value : quad.at) value = rounded_to_fp8(value, grid);
+}
+
 __device__ inline float rounded_value(const RoundingView& format, float x, const DeviceGrid& grid) {
   if (format.type == InputType::fp8) return rounded_to_fp8(x, grid);
   return (input_code(x, grid) - grid.zero) * grid.scale;
@@ -153,11 +163,16 @@ __device__ inline Quad without_small(Quad quad, float threshold) {
 template <typename QuadAt>
 __device__ void write_on_grid(const RoundingTarget& target, const RoundedRows& rows, int64_t row, int64_t width,
                               const DeviceGrid& grid, const QuadAt& quad_at) {
-  if (target.format.type == InputType::nvfp4) {
+  const bool has_fp8_blocks = target.format.range == InputRange::block;
+  if (target.format.type == InputType::nvfp4 || has_fp8_blocks) {
     for (int64_t first = 0; first < width; first += quad_step()) {  // as often for every lane
       const int64_t i = first + first_quad();
       Quad quad = i < width ? quad_at(i) : Quad{};
-      round_to_nvfp4(grid.scale, quad);
+      if (has_fp8_blocks) {
+        round_to_fp8_block(target.format, quad);
+      } else {
+        round_to_nvfp4(grid.scale, quad);
+      }
       if (i < width) store_quad(rows.x_RI + row * width, i, width, quad);
     }
     return;
@@ -207,6 +222,7 @@ __device__ void write_row(const RoundingTarget& target, const RoundedRows& rows,
   }
   const bool is_fixed = has_stored_scale(format);
   DeviceExtremes extremes;
+  if (format.range == InputRange::block) return write_on_grid(target, rows, row, width, {}, quad_at);
   // A fixed grid of integers cannot represent NaN. So one NaN makes the row NaN, as it does where ranges are found.
   if (!is_fixed || format.type == InputType::int8) {
     for (int64_t i = first_quad(); i < width; i += quad_step()) {

@@ -30,7 +30,9 @@ void check_shape(std::span<const float> x_TI, int64_t num_in) {
 }  // namespace
 
 void InputFormat::fields(FieldVisitor& visit) {
-  static const InputChoices kAll = {.types = {InputType::plain, InputType::int8, InputType::fp8, InputType::nvfp4}};
+  static const InputChoices kAll = {
+      .types = {InputType::plain, InputType::int8, InputType::fp8, InputType::nvfp4},
+      .ranges = {InputRange::token, InputRange::tensor, InputRange::static_, InputRange::block}};
   fields(visit, kAll);
 }
 
@@ -65,6 +67,9 @@ void validate(const InputFormat& format, int64_t num_in, const std::string& name
   require(std::isfinite(format.sparsity_threshold) && format.sparsity_threshold >= 0.0f, name,
           "expected a sparsity threshold of 0 or more, found " + std::to_string(format.sparsity_threshold));
   if (format.type == InputType::fp8) require(format.symmetric, name, "fp8 is symmetric, found a format with a zero");
+  if (format.range == InputRange::block) {
+    require(format.type == InputType::fp8, name, "only fp8 has the range block, found another type");
+  }
   if (format.type == InputType::nvfp4) {
     require(format.symmetric, name, "nvfp4 is symmetric, found a format with a zero");
     require(format.range == InputRange::token, name,
@@ -109,6 +114,7 @@ std::string input_format_name(const InputFormat& format) {
   if (!format.symmetric) name += "z";
   if (format.range == InputRange::tensor) name += "seq";
   if (format.range == InputRange::static_) name += "fixed";
+  if (format.range == InputRange::block) name += "block";
   if (format.has_outliers()) name += "+outliers";
   return name;
 }
@@ -188,6 +194,14 @@ void round_to_fp8(std::span<float> x, const InputGrid& grid) {
     const float small = (magnitude + 0x1p14f) - 0x1p14f;
     const float rounded = magnitude != magnitude ? magnitude : magnitude < 0x1p-6f ? small : normal;
     value = std::copysign(rounded, scaled) * scale;
+  }
+}
+
+void round_to_fp8_blocks(std::span<float> x) {
+  const InputFormat format{.type = InputType::fp8, .range = InputRange::block};
+  for (size_t first = 0; first < x.size(); first += kFp8Block) {
+    const std::span<float> block = x.subspan(first, std::min(static_cast<size_t>(kFp8Block), x.size() - first));
+    round_to_fp8(block, input_grid(format, input_extremes(block)));
   }
 }
 
@@ -325,6 +339,9 @@ void fake_quantize(const InputFormat& format, std::span<float> x_TI, int64_t num
     InputGrid grid;
     if (format.has_outliers()) {
       grid = outlier_row_codes(format, row, columns, limit, codes);
+    } else if (format.range == InputRange::block) {
+      round_to_fp8_blocks(row);
+      continue;
     } else {
       grid = input_grid(format, format.range == InputRange::token ? input_extremes(row) : all);
       if (format.type == InputType::fp8) {

@@ -11,6 +11,11 @@
 // lifecycle/forward_helpers.py: _quantize_dequantize). It leaves two things open. Here, if all x are 0, the zero is 0;
 // and a NaN (or, where the range is measured, an infinity) makes the row's scale NaN, so that it reaches every output.
 //
+//
+// fp8 with the range "block": every 128 neighbouring values of a row have a scale of their own, as above; the last
+//        ones may be fewer. Engines round so for weights with a scale for each block of 128 x 128 (DeepSeek-V3,
+//        arXiv 2412.19437, section 3.3.2).
+//
 // nvfp4: every 16 neighbouring values of a row have a scale of their own, beside one factor g of all inputs that
 //        calibration found: g = 448 * 6 / (largest magnitude), so that the scales use the whole range of E4M3.
 //        s = e4m3(min(g * (absmax / 6), 448)), with 2^-3 in place of 0; scale = s / g;
@@ -50,12 +55,14 @@ inline std::span<const EnumName<InputType>> enum_names(InputType) {
 
 // The values that share one scale, and when it is found, in the recipes' words. "token": each token has its own.
 // "tensor": one sequence, that is, the tokens of one text that are multiplied together (a window in evaluation, a
-// prompt or a decoded token in generation; never a batch). "static": all inputs, found by calibration. nvfp4 has
-// "token", though its factor is static.
-enum class InputRange : uint8_t { token, tensor, static_ };
+// prompt or a decoded token in generation; never a batch). "static": all inputs, found by calibration. "block":
+// kFp8Block neighbours of a token; files have it, and no recipe. nvfp4 has "token", though its factor is static.
+enum class InputRange : uint8_t { token, tensor, static_, block };
 inline std::span<const EnumName<InputRange>> enum_names(InputRange) {
-  static constexpr std::array<EnumName<InputRange>, 3> kNames = {
-      {{InputRange::token, "token"}, {InputRange::tensor, "tensor"}, {InputRange::static_, "static"}}};
+  static constexpr std::array<EnumName<InputRange>, 4> kNames = {{{InputRange::token, "token"},
+                                                                  {InputRange::tensor, "tensor"},
+                                                                  {InputRange::static_, "static"},
+                                                                  {InputRange::block, "block"}}};
   return kNames;
 }
 
@@ -72,6 +79,8 @@ inline std::span<const EnumName<OutlierRule>> enum_names(OutlierRule) {
 
 // So many neighbouring values of nvfp4 share a scale.
 inline constexpr int64_t kNvfp4Block = 16;
+// And so many of fp8 with the range of a block.
+inline constexpr int64_t kFp8Block = 128;
 
 // A recipe may give one of these types and ranges of a format, and zero points where inputs have them.
 struct InputChoices {
@@ -113,15 +122,15 @@ struct InputFormat {
 // x[i] becomes 0 where |x[i]| <= threshold.
 void drop_small(std::span<float> x, float threshold);
 
-// Checks that the fields fit each other and an input of num_in columns. Throws std::invalid_argument naming `name` for
-// fp8 or nvfp4 with a zero or outliers, and for outliers with a range other than a token's. Also throws it for a fixed
-// scale that is not positive and finite, a zero outside [-128, 127], a threshold that is not positive, columns out of
-// order or of range, and a sparsity threshold that is negative or not finite. nvfp4 needs the range of a token, a
-// factor from 1.2e-38 to 8.5e+37 and whole blocks.
+// Checks that the fields fit each other and num_in columns. Throws std::invalid_argument naming `name` for fp8 or nvfp4
+// with a zero or outliers, the range of a block without fp8, and outliers with a range other than a token's. Also for a
+// fixed scale that is not positive and finite, a zero outside [-128, 127], a threshold that is not positive, columns
+// out of order or of range, and a sparsity threshold that is negative or not finite. nvfp4 needs the range of a token,
+// a factor from 1.2e-38 to 8.5e+37 and whole blocks.
 void validate(const InputFormat& format, int64_t num_in, const std::string& name);
 
 // Returns a part of kernel names: "float" (plain), "a8", "a8z" (asymmetric), "a8seq", "a8fixed", "a8+outliers",
-// "afp8", "anvfp4"...
+// "afp8", "afp8block", "anvfp4"...
 std::string input_format_name(const InputFormat& format);
 
 // One row's grid.
@@ -146,6 +155,8 @@ InputGrid input_grid(const InputFormat& format, const InputExtremes& extremes);
 void input_codes(std::span<const float> x, InputGrid& grid, std::span<int8_t> codes);
 // x[i] becomes its fp8 value on the grid; NaN stays NaN.
 void round_to_fp8(std::span<float> x, const InputGrid& grid);
+// The blocks of a row x become their fp8 values, each on its own grid.
+void round_to_fp8_blocks(std::span<float> x);
 // Whole blocks of x become their nvfp4 values.
 void round_to_nvfp4(std::span<float> x, float factor);
 // Returns the type in which a file holds `scale`, where other scales are of type scale_dtype.

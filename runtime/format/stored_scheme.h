@@ -33,6 +33,15 @@ inline constexpr int kDenseBits = 16;  // in a scheme of dense weights, whatever
 inline constexpr std::string_view kCompressedTensors = "compressed-tensors";
 inline constexpr std::string_view kPareSparse24 = "pare-sparse24";
 
+// So many neighbouring rows and columns of a weight share a scale; blocks at edges may have fewer. {0, 0}: scales are
+// of rows. Linears hold such a scale once for each row and group of columns (PackScheme::group_size).
+struct ScaleBlock {
+  int64_t num_rows = 0;
+  int64_t num_columns = 0;
+  bool is_none() const { return num_rows == 0; }
+  bool operator==(const ScaleBlock&) const = default;
+};
+
 // The storage of one module. A configuration can describe two modules of one scheme together.
 struct PackScheme {
   // The code of the weight. Null: it is dense, an unchanged floating point weight, and the scheme says how its input is
@@ -46,6 +55,7 @@ struct PackScheme {
   std::string container = std::string(kCompressedTensors);  // ContainerFormat::name()
   bool per_tensor = false;     // true: the file holds one scale; group_size is kPerChannel and every row has that scale
   InputFormat input = {};      // without scale, zero and outlier columns, which are the linear's own (input_scheme)
+  ScaleBlock block = {};       // of files alone: no recipe makes such weights, and fields() leaves it out
   SparsePattern pattern = {};  // one that the container packs, storing only what is kept. Dense: zeros are stored too
   bool is_dense() const { return code == nullptr; }
   bool is_integer() const { return code != nullptr && code->is_integer(); }

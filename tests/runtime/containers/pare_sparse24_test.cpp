@@ -338,7 +338,11 @@ TEST(PareSparse24, RefusesTensorsThatAreDamaged) {
     data.at(24 * 2 + 1) = std::byte{0x7F};
   };
   refused(kDense, "m.weight_values", make_infinite, {"m.weight_values", "finite", "infinity", "[1, 0]"});
-  refused(int4, "m.weight_scale", set_bits(1, 0xFF), {"'m'", "scale", "negative"});
+  const auto make_scale_infinite = [](TensorView&, std::vector<std::byte>& data) {
+    data.at(0) = std::byte{0x80};
+    data.at(1) = std::byte{0x7F};
+  };
+  refused(int4, "m.weight_scale", make_scale_infinite, {"'m'", "scale", "not finite"});
   refused(int4, "m.weight_scale", [](auto& t, auto&) { t.shape = {kNumOut, 1}; }, {"m.weight_scale", "[5, 3]"});
   refused(int4, "m.weight_zero_point", [](auto& t, auto&) { t.shape = {kNumOut}; }, {"m.weight_zero_point", "[2]"});
   // 15 zeros of 4 bits are stored in two words.

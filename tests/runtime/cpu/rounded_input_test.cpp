@@ -48,6 +48,7 @@ std::vector<NamedFormat> formats() {
           {"int8_fixed_asymmetric", int8(InputRange::static_, false)},
           {"fp8_token", {.type = InputType::fp8}},
           {"fp8_sequence", {.type = InputType::fp8, .range = InputRange::tensor}},
+          {"fp8_blocks", {.type = InputType::fp8, .range = InputRange::block}},
           {"fp8_fixed", {.type = InputType::fp8, .range = InputRange::static_, .scale = 0.01f}},
           {"nvfp4", {.type = InputType::nvfp4, .scale = 448.0f * 6.0f / 40.0f}},
           {"outliers_absolute", outliers(OutlierRule::absolute, 6.0f, {})},
@@ -110,7 +111,8 @@ struct Layer {
     }
     for (int64_t i = 0; i < num_out * weight.num_groups(); ++i) {
       const float scale = 0.01f + 0.001f * static_cast<float>(random() % 100);
-      weight.scales_OG.push_back(round_to(scale * weight.tensor_scale, weight.scale_dtype));
+      const float sign = weight.code->is_integer() && i % 3 == 1 ? -1.0f : 1.0f;
+      weight.scales_OG.push_back(sign * round_to(scale * weight.tensor_scale, weight.scale_dtype));
       if (!weight.symmetric) weight.zeros_OG.push_back(static_cast<uint8_t>(random() % limit));
     }
     if (kind == Kind::w4_act_order) {

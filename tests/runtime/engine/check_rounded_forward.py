@@ -22,10 +22,22 @@ def in_blocks(x, factor):
     return fake_quantize(x, scale, zero, args, global_scale=factor)
 
 
+def in_fp8_blocks(x):
+    """The package's groups of 128 must divide a row. So the last block is filled up with zeros, which change no
+    range."""
+    width = x.shape[-1]
+    padded = torch.nn.functional.pad(x, (0, -width % 128))
+    args = QuantizationArgs(num_bits=8, type="float", strategy="group", group_size=128, dynamic=True)
+    scale, zero = compute_dynamic_scales_and_zp(padded, args, SimpleNamespace())
+    return fake_quantize(padded, scale, zero, args)[..., :width]
+
+
 def by_package(x, plan, ranging=None):
     """x on the grid that the package finds for `ranging`, which is x itself where not given."""
     if plan["has_blocks"]:
         return in_blocks(x, torch.tensor([plan["scale"]]))
+    if plan["strategy"] == "block":
+        return in_fp8_blocks(x)
     args = QuantizationArgs(num_bits=8, type=plan["type"], symmetric=plan["symmetric"], dynamic=plan["dynamic"],
                             strategy=plan["strategy"])
     if plan["dynamic"]:

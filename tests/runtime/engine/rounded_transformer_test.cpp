@@ -113,6 +113,7 @@ std::vector<Scheme> schemes() {
            kPerChannel,
            &kFp8Code,
            true},
+          {"fp8_blocks", {.type = InputType::fp8, .range = InputRange::block}, 8, 16, &kFp8Code},
           {"w4_nvfp4_inputs", {.type = InputType::nvfp4, .scale = 448.0f * 6.0f / 8.0f}, 4, 8},
           {"llm_int8", outliers},
           {"llm_int8_asymmetric", asymmetric_outliers}};
@@ -254,7 +255,9 @@ TEST(RoundedTransformerPython, TransformersGivesTheSameLogits) {
     plan.push_back({{"name", scheme.name},
                     {"type", input.type == InputType::int8 ? "int" : "float"},
                     {"has_blocks", input.type == InputType::nvfp4},
-                    {"strategy", input.range == InputRange::token ? "token" : "tensor"},
+                    {"strategy", input.range == InputRange::token   ? "token"
+                                 : input.range == InputRange::block ? "block"
+                                                                    : "tensor"},
                     {"symmetric", input.symmetric},
                     {"dynamic", input.range != InputRange::static_},
                     {"scale", input.scale},

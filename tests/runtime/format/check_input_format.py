@@ -24,7 +24,8 @@ def rounded(x, name):
         return rounded_in_blocks(x, float(strategy))
     static = strategy == "static"
     args = QuantizationArgs(num_bits=8, type=kind, symmetric=symmetry == "symmetric", dynamic=not static,
-                            strategy="tensor" if static else strategy)
+                            strategy="tensor" if static else strategy,
+                            group_size=128 if strategy == "group" else None)
     if static:
         scale = torch.tensor([0.037])
         zero = torch.tensor([-19 if symmetry == "asymmetric" else 0], dtype=args.zp_dtype)
@@ -41,7 +42,7 @@ def check(tensors):
     assert torch.equal(codes.isnan(), expected.isnan()) and torch.equal(codes.nan_to_num(), expected.nan_to_num())
     found = tensors.pop("fp8_out")
     assert torch.equal(found, values.to(torch.float8_e4m3fn).view(torch.uint8)), "fp8 codes"
-    assert len(tensors) == 12, tensors.keys()
+    assert len(tensors) == 13, tensors.keys()
     for name, ours in tensors.items():
         theirs = rounded(x, name)
         # The signs of zeros of nvfp4 as well.

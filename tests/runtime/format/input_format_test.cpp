@@ -233,6 +233,22 @@ TEST(Nvfp4, ABlockHasAScaleOfItsOwn) {
   EXPECT_EQ(x, std::vector<float>(32, 0.0f));
 }
 
+// The scale is absmax / 448: 1 in the first block, 2 in the last, which has 72 values. A NaN reaches its own block.
+TEST(Fp8Blocks, ABlockHasAScaleOfItsOwn) {
+  const InputFormat format = {.type = InputType::fp8, .range = InputRange::block};
+  std::vector<float> x(328, 0.0f);
+  x[0] = 448.0f, x[1] = 17.0f, x[2] = -19.0f, x[127] = 0x1p-10f;
+  x[130] = kNaN;
+  x[256] = -896.0f, x[257] = 34.0f, x[327] = 38.0f;
+  fake_quantize(format, x, 328);
+  EXPECT_EQ(std::vector<float>(x.begin(), x.begin() + 3), (std::vector<float>{448.0f, 16.0f, -20.0f}));  // ties to even
+  EXPECT_EQ(x[127], 0.0f);
+  for (size_t i = 128; i < 256; ++i) EXPECT_TRUE(std::isnan(x[i]));
+  EXPECT_EQ(x[256], -896.0f);
+  EXPECT_EQ(x[257], 32.0f);
+  EXPECT_EQ(x[327], 40.0f);
+}
+
 TEST(InputFormat, RefusesWhatDoesNotGoTogether) {
   const auto refused = [](InputFormat format, std::initializer_list<std::string> parts) {
     expect_error<std::invalid_argument>([&] { validate(format, 8, "q_proj"); }, parts);
@@ -248,6 +264,7 @@ TEST(InputFormat, RefusesWhatDoesNotGoTogether) {
   refused({.type = InputType::int8, .outliers = OutlierRule::columns, .outlier_columns = {1, 1}}, {"ascending", "1"});
   refused({.type = InputType::int8, .outliers = OutlierRule::columns, .outlier_columns = {8}}, {"below 8", "8"});
   refused({.type = InputType::nvfp4, .scale = 1.0f}, {"q_proj", "blocks of 16", "8 inputs"});
+  refused({.type = InputType::int8, .range = InputRange::block}, {"q_proj", "only fp8", "block"});
   const auto refused_nvfp4 = [](InputFormat format, std::initializer_list<std::string> parts) {
     format.type = InputType::nvfp4;
     expect_error<std::invalid_argument>([&] { validate(format, 16, "q_proj"); }, parts);
@@ -286,6 +303,7 @@ std::vector<NamedFormat> package_formats() {
       }
     }
   }
+  formats.push_back({"float_group_symmetric", {.type = InputType::fp8, .range = InputRange::block}});
   // With the least factor some blocks' scales are 0 in E4M3, and with the largest some are beyond its range.
   for (const auto& [name, factor] : {std::pair{"0.25", 0.25f}, {"50", 50.0f}, {"3000", 3000.0f}}) {
     formats.push_back({"nvfp4_" + std::string(name) + "_symmetric", {.type = InputType::nvfp4, .scale = factor}});
@@ -297,7 +315,7 @@ TEST(InputFormat, CompressedTensorsGivesTheSameBits) {
   const char* python = std::getenv("PARE_PYTHON");
   ASSERT_NE(python, nullptr) << "PARE_PYTHON must name a Python with the packages of tests/requirements.txt: "
                                 "run `make test`, which sets it up";
-  const int64_t num_rows = 24, width = 96;
+  const int64_t num_rows = 24, width = 256;
   std::vector<float> x(static_cast<size_t>(num_rows * width));
   std::mt19937 random(7);
   std::normal_distribution<float> normal;

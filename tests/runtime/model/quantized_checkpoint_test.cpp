@@ -32,7 +32,7 @@ namespace {
 // --- Quantized checkpoints ---
 
 TEST_F(CheckpointTest, ForeignContainersAreRefusedByName) {
-  for (const char* method : {"hqq", "fp8", "quanto"}) {
+  for (const char* method : {"hqq", "eetq", "quanto"}) {
     Draft draft = tiny_llama();
     draft.config["quantization_config"] = {{"quant_method", method}, {"bits", 4}};
     expect_all_in(refusal(draft), {"config.json", method, "already quantized", "start from the original"});

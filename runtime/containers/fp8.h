@@ -1,0 +1,49 @@
+// The container with quant_method "fp8": E4M3 codes with one scale for each block of rows and columns, as DeepSeek-V3
+// (arXiv 2412.19437, section 3.3.1) and Qwen3-FP8 are published, or with one scale for the whole weight. Source of
+// names and fields: transformers 5.17, FineGrainedFP8Config and integrations/finegrained_fp8.py; AutoFP8's files for
+// the names in brackets.
+//
+// Tensors of a module with weight [O, I] (names are the module's name + suffix):
+//   weight            F8_E4M3 [O, I]
+//   weight_scale_inv  F32, BF16, F16 or F8_E8M0 [ceil(O / rows), ceil(I / columns)] for blocks, else [] or [1]
+//                     (weight_scale); it multiplies, whatever its name says
+//   activation_scale  F32, BF16 or F16 [] or [1], for a static range of inputs (input_scale)
+//
+// weight_block_size is [rows, columns], mostly [128, 128]; null: one scale for a weight. With activation_scheme
+// "dynamic" engines round inputs to fp8: with blocks every 128 neighbouring values have a range, without them every
+// token. With "static" the file has the range. Files are read; blocks are also written.
+#pragma once
+
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "runtime/format/container_format.h"
+
+namespace pare::runtime {
+
+inline constexpr std::string_view kFp8Container = "fp8";  // ContainerFormat::name()
+const ContainerFormat& fp8_container();
+
+inline constexpr std::string_view kFp8WeightSuffix = ".weight";
+inline constexpr std::string_view kFp8ScaleSuffix = ".weight_scale_inv";
+inline constexpr std::string_view kFp8OldScaleSuffix = ".weight_scale";
+inline constexpr std::string_view kFp8InputSuffix = ".activation_scale";
+inline constexpr std::string_view kFp8OldInputSuffix = ".input_scale";
+
+// A quantization_config with quant_method "fp8" as read. The tensors tell which modules are quantized: those whose
+// weight is F8_E4M3, or that have a scale.
+struct Fp8Config final : ContainerConfig {
+  PackScheme scheme;  // every quantized module's, without the group size that its blocks give
+  ScaleBlock block;   // none: one scale for a weight
+  std::set<std::string, std::less<>> unconverted;
+
+  // `json` is the object's text and `where` names its file. Throws std::invalid_argument for other codes than E4M3, for
+  // a static range of inputs with blocks, for a quantized KV cache or embedding, and anything that is no such
+  // configuration.
+  static Fp8Config parse(const std::string& json, const std::string& where);
+  std::optional<PackScheme> scheme_of(const std::string& module, std::string_view class_name,
+                                      const FindTensor& find) const override;
+};
+
+}  // namespace pare::runtime

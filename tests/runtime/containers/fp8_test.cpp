@@ -1,0 +1,334 @@
+// Codes of fp8 with scales of blocks: the container fp8, and compressed-tensors' strategy "block".
+#include "runtime/containers/fp8.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "runtime/containers/compressed_tensors.h"
+#include "runtime/containers/container_table.h"
+#include "runtime/containers/scale_blocks.h"
+#include "runtime/engine/transformer.h"
+#include "runtime/evaluate/perplexity.h"
+#include "runtime/files/safetensors.h"
+#include "runtime/model/checkpoint.h"
+#include "runtime/system/atomic_file.h"
+#include "tests/expect_error.h"
+#include "tests/places.h"
+#include "tests/runtime/engine/reference_backend.h"
+#include "tests/runtime/engine/tiny_models.h"
+#include "tests/temporary_folder.h"
+
+namespace pare {
+using namespace runtime;
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+fs::path golden(const std::string& name) {
+  return fs::path(kSourceFolder) / "tests/golden/fp8" / name;
+}
+
+Json published_config() {
+  return {
+      {"quant_method", "fp8"}, {"activation_scheme", "dynamic"}, {"fmt", "e4m3"}, {"weight_block_size", {128, 128}}};
+}
+
+void refused(const Json& config, std::initializer_list<std::string> parts) {
+  expect_error<std::invalid_argument>([&] { Fp8Config::parse(config.dump(), "config.json"); }, parts);
+}
+
+using Parts = std::map<std::string, TensorView>;
+FindTensor finder(const Parts& parts) {
+  return [&parts](const std::string& name) -> const TensorView* {
+    const auto found = parts.find(name);
+    return found == parts.end() ? nullptr : &found->second;
+  };
+}
+
+// A weight of blocks of 128 x 128 whose scales are those of `scale_at`.
+template <typename ScaleAt>
+StoredLinear block_linear(int64_t num_out, int64_t num_in, const ScaleAt& scale_at) {
+  const ScaleBlock block{128, 128};
+  QuantizedWeight weight;
+  weight.num_out = num_out;
+  weight.num_in = num_in;
+  weight.code = &kFp8Code;
+  weight.bits = 8;
+  weight.group_size = group_of_block(block, num_in);
+  weight.scale_dtype = DType::F32;
+  for (int64_t i = 0; i < num_out * num_in; ++i) weight.codes_OI.push_back(static_cast<uint8_t>(i * 37 % 126));
+  for (int64_t o = 0; o < num_out; ++o) {
+    for (int64_t g = 0; g < weight.num_groups(); ++g) {
+      weight.scales_OG.push_back(scale_at(o / 128, g * weight.group_size / 128));
+    }
+  }
+  return {.weight = std::move(weight), .input = {.type = InputType::fp8, .range = InputRange::block}};
+}
+
+float numbered(int64_t row, int64_t column) {
+  return 0.5f + static_cast<float>(10 * row + column);
+}
+
+PackScheme block_scheme(const std::string& container, int64_t num_in) {
+  PackScheme scheme{.code = &kFp8Code, .bits = 8, .container = container};
+  scheme.block = {128, 128};
+  scheme.group_size = group_of_block(scheme.block, num_in);
+  scheme.input = {.type = InputType::fp8, .range = InputRange::block};
+  return container_format(container).adapted(scheme);
+}
+
+TEST(ScaleBlocks, EdgesHaveTheScaleOfTheirBlock) {
+  // Of three blocks of columns the last has 44: groups are as wide as 300 and 128 allow.
+  const StoredLinear linear = block_linear(130, 300, numbered);
+  EXPECT_EQ(linear.weight.group_size, 4);
+  const std::vector<float> gathered = gather_block_scales(linear.weight, {128, 128}, "m");
+  EXPECT_EQ(gathered, (std::vector<float>{0.5f, 1.5f, 2.5f, 10.5f, 11.5f, 12.5f}));
+  EXPECT_EQ(spread_block_scales(gathered, {128, 128}, 130, 300), linear.weight.scales_OG);
+  const std::vector<float> values = dequantize(linear.weight);
+  const auto at = [&](int64_t o, int64_t i) { return values[static_cast<size_t>(o * 300 + i)]; };
+  const auto code = [&](int64_t o, int64_t i) {
+    return fp8_to_float(linear.weight.codes_OI[static_cast<size_t>(o * 300 + i)]);
+  };
+  for (const auto& [o, i, scale] : std::vector<std::tuple<int64_t, int64_t, float>>{
+           {0, 0, 0.5f}, {127, 127, 0.5f}, {127, 128, 1.5f}, {128, 255, 11.5f}, {129, 256, 12.5f}, {129, 299, 12.5f}}) {
+    EXPECT_EQ(at(o, i), code(o, i) * scale) << o << " " << i;
+  }
+  QuantizedWeight torn = linear.weight;
+  torn.scales_OG[5 * 75 + 7] = 0.25f;
+  expect_error<std::invalid_argument>(
+      [&] {
+        gather_block_scales(torn, {128, 128}, "m");
+      },
+      {"'m'", "128 x 128", "row 5", "column 28"});
+}
+
+TEST(ScaleBlocks, BothContainersGiveBackWhatTheyGot) {
+  for (const std::string& container : {std::string(kFp8Container), std::string(kCompressedTensors)}) {
+    for (const auto& [num_out, num_in] : {std::pair<int64_t, int64_t>{128, 128}, {130, 300}, {8, 64}, {256, 384}}) {
+      const ContainerFormat& format = container_format(container);
+      const PackScheme scheme = block_scheme(container, num_in);
+      ASSERT_TRUE(format.accepts(scheme, num_out, num_in)) << format.accepts(scheme, num_out, num_in).reason;
+      const StoredLinear linear = block_linear(num_out, num_in, numbered);
+      const std::vector<OwnedTensor> tensors = format.store(linear, scheme, "m");
+      ASSERT_EQ(tensors.size(), 2u);
+      int64_t num_bytes = 0;
+      Parts parts;
+      for (const OwnedTensor& tensor : tensors) {
+        num_bytes += static_cast<int64_t>(tensor.data.size());
+        parts[tensor.name] = {tensor.dtype, tensor.shape, tensor.data};
+      }
+      EXPECT_EQ(num_bytes, format.stored_bytes(scheme, num_out, num_in, {.scale_dtype = DType::F32}));
+      // One configuration for layers with groups of several widths.
+      const PackScheme narrow = block_scheme(container, 64);
+      const std::vector<StoredModule> modules = {{"m", scheme}, {"n", narrow}};
+      const auto config = format.read_config(format.config_json(modules, {}), "c");
+      const auto read = config->scheme_of("m", "Linear", finder(parts));
+      ASSERT_TRUE(read);
+      EXPECT_EQ(*read, scheme);
+      const StoredLinear back = format.load(finder(parts), *read, num_out, num_in, "m");
+      EXPECT_EQ(back.weight.codes_OI, linear.weight.codes_OI);
+      EXPECT_EQ(back.weight.scales_OG, linear.weight.scales_OG);
+      EXPECT_EQ(back.input, linear.input);
+    }
+  }
+}
+
+// --- what transformers made ---
+
+class Fp8Golden : public testing::TestWithParam<std::string> {};
+
+TEST_P(Fp8Golden, WeightsAreThoseOfTransformers) {
+  const Checkpoint checkpoint = Checkpoint::open(golden(GetParam()));
+  const std::string name = GetParam() == "qwen3_compressed_tensors" ? "qwen3" : GetParam();
+  size_t num_compared = 0;
+  const SafetensorsFile file = SafetensorsFile::open(golden(name) / "weights.safetensors");
+  for (const LinearDescription& linear : stored_linears(checkpoint)) {
+    const auto expected = file.tensors().find(linear.name + ".weight");
+    const LinearWeights read = checkpoint.linear(linear);
+    const bool is_quantized = linear.name.find("proj") != std::string::npos;
+    EXPECT_EQ(std::holds_alternative<QuantizedWeight>(read.weight), is_quantized) << linear.name;
+    if (is_quantized) {
+      EXPECT_EQ(read.input, (InputFormat{.type = InputType::fp8, .range = InputRange::block})) << linear.name;
+    }
+    if (expected == file.tensors().end()) continue;
+    std::vector<float> values(static_cast<size_t>(expected->second.num_elements()));
+    convert_to_float(DType::F32, expected->second.data, values);
+    EXPECT_EQ(dequantize(std::get<QuantizedWeight>(read.weight)), values) << linear.name;
+    ++num_compared;
+  }
+  EXPECT_EQ(num_compared, file.tensors().size());
+}
+
+double rms(std::span<const float> a, std::span<const float> b) {
+  EXPECT_EQ(a.size(), b.size());
+  double sum = 0.0;
+  for (size_t i = 0; i < a.size(); ++i) sum += std::pow(static_cast<double>(a[i]) - b[i], 2);
+  return std::sqrt(sum / static_cast<double>(a.size()));
+}
+
+std::vector<float> read_logits(const fs::path& path) {
+  const std::string text = read_text_file(path, size_t{1} << 24);
+  const size_t begin = text.find('\n') + 1;  // the header of .npy ends with a line
+  std::vector<float> values((text.size() - begin) / sizeof(float));
+  std::memcpy(values.data(), text.data() + begin, values.size() * sizeof(float));
+  return values;
+}
+
+// Two right implementations may differ where float32 sums that are not equal fall on two sides of an edge between codes
+// of inputs (rounded_transformer_test.cpp). Few do; a wrong rule differs by as much as rounding changes the logits, and
+// more.
+TEST_P(Fp8Golden, LogitsAreThoseOfTransformersWithInputsRounded) {
+  const std::string name = GetParam() == "qwen3_compressed_tensors" ? "qwen3" : GetParam();
+  const TokenWindows windows = read_npy(golden(name) / "ids.npy");
+  const std::vector<float> rounded = read_logits(golden(name) / "logits.npy");
+  const std::vector<float> plain = read_logits(golden(name) / "plain_logits.npy");
+  const Checkpoint checkpoint = Checkpoint::open(golden(GetParam()));
+  for (const std::string& backend_name : backend_names()) {
+    const auto backend = backend_named(backend_name);
+    Transformer model = Transformer::load(checkpoint, *backend);
+    const std::vector<float> logits = prefill_logits(model, windows.ids_NT, windows.num_windows);
+    EXPECT_LT(rms(logits, rounded), 0.35 * rms(plain, rounded)) << backend_name;
+    EXPECT_GT(rms(logits, plain), 0.7 * rms(plain, rounded)) << backend_name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Fp8Golden, testing::Values("qwen3", "deepseek_v3", "qwen3_compressed_tensors"),
+                         [](const auto& test) { return test.param; });
+
+// --- one scale for a weight ---
+
+TEST(Fp8, OneScaleForAWeightIsReadUnderBothNames) {
+  const std::vector<uint8_t> codes = {0x38, 0xB8, 0x40, 0x00};  // 1, -1, 2, 0
+  const float scale = 0.25f;
+  const uint16_t input = float_to_bf16(0.5f);
+  for (const bool is_old : {false, true}) {
+    for (const bool is_static : {false, true}) {
+      const std::vector<int64_t> shape = is_old ? std::vector<int64_t>{1} : std::vector<int64_t>{};
+      Parts parts = {
+          {"m.weight", {DType::F8_E4M3, {2, 2}, std::as_bytes(std::span(codes))}},
+          {is_old ? "m.weight_scale" : "m.weight_scale_inv", {DType::F32, shape, std::as_bytes(std::span(&scale, 1))}}};
+      const std::string input_name = is_old ? "m.input_scale" : "m.activation_scale";
+      if (is_static) parts[input_name] = {DType::BF16, shape, std::as_bytes(std::span(&input, 1))};
+      Json config = published_config();
+      config["weight_block_size"] = nullptr;
+      config["activation_scheme"] = is_static ? "static" : "dynamic";
+      const Fp8Config read = Fp8Config::parse(config.dump(), "c");
+      const auto scheme = read.scheme_of("m", "Linear", finder(parts));
+      ASSERT_TRUE(scheme);
+      const StoredLinear linear = fp8_container().load(finder(parts), *scheme, 2, 2, "m");
+      EXPECT_EQ(dequantize(linear.weight), (std::vector<float>{0.25f, -0.25f, 0.5f, 0.0f}));
+      EXPECT_EQ(linear.input.range, is_static ? InputRange::static_ : InputRange::token);
+      EXPECT_EQ(linear.input.scale, is_static ? 0.5f : 0.0f);
+      // What the configuration does not say is refused, and so is what it says and is not there.
+      if (is_static) {
+        config["activation_scheme"] = "dynamic";
+        const auto dynamic = Fp8Config::parse(config.dump(), "c").scheme_of("m", "Linear", finder(parts));
+        expect_error<std::runtime_error>([&] { fp8_container().check(finder(parts), *dynamic, 2, 2, "m"); },
+                                         {input_name, "unexpected", "dynamic"});
+        parts.erase(input_name);
+        expect_error<std::runtime_error>([&] { fp8_container().check(finder(parts), *scheme, 2, 2, "m"); },
+                                         {"m.activation_scale"});
+      }
+    }
+  }
+}
+
+TEST(Fp8, PowersOfTwoInABlockAreRead) {
+  const std::vector<uint8_t> codes(4, 0x38), powers = {126, 0x7F, 0, 254};
+  const Parts parts = {{"m.weight", {DType::F8_E4M3, {4, 1}, std::as_bytes(std::span(codes))}},
+                       {"m.weight_scale_inv", {DType::F8_E8M0, {4, 1}, std::as_bytes(std::span(powers))}}};
+  PackScheme scheme{.code = &kFp8Code, .bits = 8, .group_size = 1, .container = std::string(kFp8Container)};
+  scheme.block = {1, 128};
+  const StoredLinear linear = fp8_container().load(finder(parts), scheme, 4, 1, "m");
+  EXPECT_EQ(linear.weight.scale_dtype, DType::BF16);
+  EXPECT_EQ(dequantize(linear.weight), (std::vector<float>{0.5f, 1.0f, 0x1p-127f, 0x1p127f}));
+}
+
+// --- what is refused ---
+
+TEST(Fp8, ConfigurationsThatAreNotReadAreRefusedByKey) {
+  EXPECT_EQ(Fp8Config::parse(published_config().dump(), "c").block, (ScaleBlock{128, 128}));
+  const auto with = [](const char* key, const Json& value) {
+    Json config = published_config();
+    config[key] = value;
+    return config;
+  };
+  refused(with("fmt", "e5m2"), {"config.json", "fmt", "e5m2", "e4m3"});
+  refused(with("activation_scheme", "static"), {"activation_scheme", "static", "dynamic"});
+  refused(with("activation_scheme", 3), {"activation_scheme", "3"});
+  refused(with("weight_block_size", {128}), {"weight_block_size", "[128]"});
+  refused(with("weight_block_size", {128, -1}), {"weight_block_size", "-1"});
+  refused(with("weight_block_size", {128, 64}), {"weight_block_size", "128", "64"});
+  refused(with("weight_block_size", "128"), {"weight_block_size"});
+  refused(with("scale_fmt", "f8"), {"scale_fmt", "f8"});
+  refused(with("kv_cache_scheme", Json::object()), {"kv_cache_scheme", "null"});
+  refused(with("modules_to_convert", {"model.embed_tokens"}), {"modules_to_convert", "null"});
+  refused(with("modules_to_not_convert", "lm_head"), {"modules_to_not_convert", "array"});
+  refused(with("ignored_layers", {1}), {"ignored_layers", "strings"});
+  refused(with("quant_method", "awq"), {"quant_method", "fp8"});
+}
+
+class DamagedFp8 : public testing::Test {
+ protected:
+  // Copies the model with one tensor changed; a null `change` leaves it out.
+  std::string refusal(const std::string& tensor, const std::function<void(OwnedTensor&)>& change) {
+    const SafetensorsFile file = SafetensorsFile::open(golden("deepseek_v3") / "model.safetensors");
+    std::vector<OwnedTensor> owned;
+    for (const auto& [name, view] : file.tensors()) {
+      owned.push_back({name, view.dtype, view.shape, {view.data.begin(), view.data.end()}});
+      if (name != tensor) continue;
+      if (change) {
+        change(owned.back());
+      } else {
+        owned.pop_back();
+      }
+    }
+    std::vector<NamedTensor> named;
+    for (const OwnedTensor& one : owned) named.push_back({one.name, one.dtype, one.shape, one.data});
+    write_safetensors(folder_.path() / "model.safetensors", named);
+    fs::copy_file(golden("deepseek_v3") / "config.json", folder_.path() / "config.json",
+                  fs::copy_options::overwrite_existing);
+    try {
+      Checkpoint::open(folder_.path()).check_values();
+    } catch (const std::runtime_error& error) {
+      return error.what();
+    }
+    return "";
+  }
+  void expect_parts(const std::string& text, std::initializer_list<std::string> parts) {
+    for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << " in: " << text;
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(DamagedFp8, IsRefusedWithTheTensorsName) {
+  const std::string module = "model.layers.1.mlp.experts.2.up_proj", scale = module + ".weight_scale_inv";
+  EXPECT_EQ(refusal("none", {}), "");
+  expect_parts(refusal(scale, {}), {scale, "missing"});
+  expect_parts(refusal(scale, [](OwnedTensor& t) { t.shape = {1}, t.data.resize(4); }), {scale, "[1, 2]", "[1]"});
+  expect_parts(refusal(scale, [](OwnedTensor& t) { t.dtype = DType::I32; }), {scale, "F32", "I32"});
+  const auto set = [](float value) {
+    return [value](OwnedTensor& t) { std::memcpy(t.data.data(), &value, sizeof value); };
+  };
+  expect_parts(refusal(scale, set(NAN)), {module, "scale", "not finite"});
+  expect_parts(refusal(scale, set(INFINITY)), {module, "scale", "not finite"});
+  expect_parts(refusal(scale, set(-1.0f)), {module, "scale", "negative"});
+  EXPECT_EQ(refusal(scale, set(0.0f)), "");  // a block of zeros
+  expect_parts(refusal(module + ".weight", [](OwnedTensor& t) { t.data[3] = std::byte{0x7F}; }), {module, "NaN"});
+  expect_parts(refusal(module + ".weight", {}), {module + ".weight", "missing"});
+  expect_parts(refusal(module + ".weight",
+                       [](OwnedTensor& t) {
+                         t.dtype = DType::BF16;
+                         t.data.resize(t.data.size() * 2);
+                       }),
+               {scale, "unexpected", "BF16"});
+}
+
+}  // namespace
+}  // namespace pare
