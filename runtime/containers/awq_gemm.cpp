@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "runtime/containers/auto_round_config.h"
 #include "runtime/containers/config_values.h"
 #include "runtime/format/name_pattern.h"
 #include "runtime/system/json_text.h"
@@ -250,6 +251,9 @@ class AwqGemmContainer final : public ContainerFormat {
  public:
   std::string_view name() const override { return kAwqGemm; }
   std::string_view method() const override { return kMethod; }
+  bool recognizes(std::string_view quant_method, const std::string& json) const override {
+    return is_auto_round(quant_method) ? auto_round_container(json) == kAwqGemm : quant_method == kMethod;
+  }
   std::span<const std::string_view> suffixes() const override { return kSuffixes; }
   std::span<const std::string_view> packages() const override { return kPackages; }
   std::vector<std::string> unread_by(Engine engine, const PackScheme&) const override {
@@ -288,6 +292,7 @@ class AwqGemmContainer final : public ContainerFormat {
     return {.weight = unpack_awq_gemm(found(find, module), scheme, num_out, num_in, module)};
   }
   std::unique_ptr<ContainerConfig> read_config(const std::string& json, const std::string& where) const override {
+    if (is_auto_round_config(json)) return std::make_unique<AutoRoundConfig>(AutoRoundConfig::parse(json, where));
     return std::make_unique<AwqConfig>(AwqConfig::parse(json, where));
   }
 

@@ -6,6 +6,7 @@
 #include <span>
 #include <stdexcept>
 
+#include "runtime/containers/auto_round_config.h"
 #include "runtime/containers/scale_tensors.h"
 #include "runtime/format/bit_stream.h"
 
@@ -92,6 +93,7 @@ class GptqContainer final : public ContainerFormat {
   std::span<const std::string_view> suffixes() const override { return kSuffixes; }
   std::span<const std::string_view> packages() const override { return kPackages; }
   bool recognizes(std::string_view quant_method, const std::string& json) const override {
+    if (is_auto_round(quant_method)) return auto_round_container(json) == name();
     return quant_method == kMethod && is_gptq_v2(json) == is_v2_;
   }
 
@@ -137,6 +139,7 @@ class GptqContainer final : public ContainerFormat {
   StoredLinear load(const FindTensor& find, const PackScheme& scheme, int64_t num_out, int64_t num_in,
                     const std::string& module) const override;
   std::unique_ptr<ContainerConfig> read_config(const std::string& json, const std::string& where) const override {
+    if (is_auto_round_config(json)) return std::make_unique<AutoRoundConfig>(AutoRoundConfig::parse(json, where));
     return std::make_unique<GptqConfig>(GptqConfig::parse(json, where));
   }
 
