@@ -160,7 +160,8 @@ void run_export(const runtime::Arguments& arguments, runtime::Console& console) 
                                 "', which would not be whole then: choose another");
   }
   runtime::keep_as_private_as({std::filesystem::path(arguments.positional(0)), statistics}, output);
-  runtime::NamedModel model(arguments.positional(0), true, "", console);
+  const bool keeps_codes = folder != nullptr && !folder->container.empty();
+  runtime::NamedModel model(arguments.positional(0), true, "", console, keeps_codes);
   Written written = folder != nullptr ? write_folder(model, output, *folder, lossless, console)
                                       : write_gguf(model, output, *file, lossless, statistics, console);
   console.report() << runtime::visible_line(output.string()) << ": " << written.format << ", "

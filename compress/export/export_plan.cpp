@@ -49,6 +49,8 @@ std::optional<PackScheme> same_codes(const PackScheme& from, const ExportFormat&
   }
   const runtime::ContainerFormat& container = container_of(format, from);
   PackScheme wanted = from;
+  // A byte for fewer bits is how codes of a .gguf are read, and no way to store them.
+  if (from.is_integer() && from.bits < 8) wanted.layout = runtime::CodeLayout::packed;
   if (!container.packs(from.pattern)) wanted.pattern = {};
   PackScheme stated = container.adapted(wanted);
   runtime::Acceptance accepted = container.accepts(stated, linear.num_out, linear.num_in);

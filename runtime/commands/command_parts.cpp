@@ -172,18 +172,20 @@ std::function<void(double, int64_t)> stage(Console& console, const std::string& 
   return stage_of(console.progress(), name, unit);
 }
 
-NamedModel::NamedModel(const std::string& path, bool is_checked, const std::string& instead, Console& console)
+NamedModel::NamedModel(const std::string& path, bool is_checked, const std::string& instead, Console& console,
+                       bool keeps_codes)
     : path_(path),
       source_(noted(path)),
-      directory_(std::in_place, path, MakeDirectory(), /*has_weights=*/false),
+      directory_(std::in_place, path, MakeDirectory(), /*has_weights=*/false, keeps_codes),
       is_checked_(is_checked),
+      keeps_codes_(keeps_codes),
       instead_(instead),
       console_(console),
       checkpoint_(is_checked ? open_described(directory(), instead, progress()) : Checkpoint::open(directory())) {}
 
 const Checkpoint& NamedModel::whole() {
   if (directory_->is_temporary()) {
-    directory_.emplace(path_);
+    directory_.emplace(path_, MakeDirectory(), /*has_weights=*/true, keeps_codes_);
     source_.check_unchanged();
     checkpoint_ = Checkpoint::open(directory());
   }

@@ -71,8 +71,10 @@ std::function<void(double, int64_t)> stage(Console& console, const std::string& 
 //   - Of a .gguf the header is imported first, and the weights later.
 class NamedModel {
  public:
-  // Throws what ModelDirectory and open_described throw; `instead` is passed to the latter.
-  NamedModel(const std::string& path, bool is_checked, const std::string& instead, Console& console);
+  // Throws what ModelDirectory and open_described throw; `instead` is passed to the latter. keeps_codes: as of
+  // ImportOptions, for a .gguf.
+  NamedModel(const std::string& path, bool is_checked, const std::string& instead, Console& console,
+             bool keeps_codes = false);
 
   const std::filesystem::path& directory() const { return directory_->path(); }
   // The weights of this checkpoint are not to be read.
@@ -86,7 +88,7 @@ class NamedModel {
   std::filesystem::path path_;
   InputFiles source_;  // a .gguf is read twice
   std::optional<ModelDirectory> directory_;
-  bool is_checked_;
+  bool is_checked_, keeps_codes_;
   std::string instead_;
   Console& console_;
   Checkpoint checkpoint_;

@@ -23,6 +23,9 @@ struct ImportOptions {
   // False: model.safetensors describes the weights, and has a hole in their place, which reads as zeros. So data can be
   // read for a model before hours of decoding, with all that the source's header says.
   bool has_weights = true;
+  // True: linears of blocks whose codes and scales codes of integers hold exactly keep them, as compressed-tensors'
+  // int-quantized, and all else keeps its values: floats their type, decoded codes in F32. `dtype` is not given then.
+  bool keeps_codes = false;
   // Called with (tensors done, tensors). May be empty.
   std::function<void(int64_t, int64_t)> progress;
 };

@@ -10,6 +10,7 @@
 #include "runtime/files/gguf.h"
 #include "runtime/import/gguf_config.h"
 #include "runtime/import/gguf_expert_codes.h"
+#include "runtime/import/gguf_linear_codes.h"
 #include "runtime/import/gguf_tensors.h"
 #include "runtime/import/import_sources.h"
 #include "runtime/model/expert_stacks.h"
@@ -44,8 +45,9 @@ std::optional<DType> read_matrix_dtype(const GgufFile& file) {
 
 class GgufModel {
  public:
-  GgufModel(const std::filesystem::path& path, std::optional<DType> dtype)
-      : file_(std::make_shared<GgufFile>(GgufFile::open(path))),
+  GgufModel(const std::filesystem::path& path, std::optional<DType> dtype, bool keeps_codes)
+      : keeps_values_(keeps_codes),
+        file_(std::make_shared<GgufFile>(GgufFile::open(path))),
         family_(find_gguf_family(*file_)),
         sizes_(read_gguf_sizes(*file_, family_)),
         asked_dtype_(dtype),
@@ -68,16 +70,22 @@ class GgufModel {
   void stack_codes(const ModelDescription& model, std::vector<StreamedTensor>& tensors) const {
     stack_expert_codes(file_, model, tensors);
   }
+  std::string keep_linear_codes(const ModelDescription& model, const std::string& config,
+                                std::vector<StreamedTensor>& tensors) const {
+    return runtime::keep_linear_codes(file_, family_, model, config, tensors);
+  }
 
  private:
   // The type that a tensor is written in, or the weights as a whole.
   DType written_dtype(const GgufTensor& tensor) const {
+    if (keeps_values_) return float_dtype(tensor.type).value_or(DType::F32);
     // Small differences between corrected scores decide, and published models have them in float32.
     if (!asked_dtype_ && tensor.name.ends_with(kGgufCorrection)) return float_dtype(tensor.type).value_or(DType::F32);
     return asked_dtype_ || !matrix_dtype_ ? written_dtype() : float_dtype(tensor.type).value_or(DType::F32);
   }
   DType written_dtype() const { return asked_dtype_.value_or(matrix_dtype_.value_or(DType::BF16)); }
 
+  bool keeps_values_;
   std::shared_ptr<const GgufFile> file_;
   const DecoderFamily& family_;
   GgufSizes sizes_;
@@ -101,9 +109,10 @@ std::string GgufModel::tokenizer_config() const {
 
 }  // namespace
 
-ImportedModel read_gguf_model(const std::filesystem::path& path, std::optional<DType> dtype) {
-  const GgufModel model(path, dtype);
-  const std::string config = model.config();
+ImportedModel read_gguf_model(const std::filesystem::path& path, std::optional<DType> dtype,
+                              bool keeps_codes_of_linears) {
+  const GgufModel model(path, dtype, keeps_codes_of_linears);
+  std::string config = model.config();
   const ModelDescription description = describe_source(config, path);
   ImportedModel imported;
   imported.tensors = model.tensors(describe_source(model.config_of_all_blocks(), path));
@@ -113,6 +122,9 @@ ImportedModel read_gguf_model(const std::filesystem::path& path, std::optional<D
     model.stack_codes(description, imported.tensors);
   } else if (description.stacks_experts) {
     for (const BlockDescription& block : description.blocks) stack_experts(block, imported.tensors);
+  }
+  if (keeps_codes_of_linears && !description.stacks_experts) {
+    config = model.keep_linear_codes(description, config, imported.tensors);
   }
   const std::string tokenizer = model.tokenizer();  // first, since it refuses tokens that are not text
   imported.text_files = {{"config.json", keeps_codes ? with_expert_codes(config, description) : config},

@@ -18,7 +18,8 @@ struct ImportedModel {
 };
 
 // Both keep the source mapped for as long as the tensors' producers live.
-ImportedModel read_gguf_model(const std::filesystem::path& path, std::optional<DType> dtype);
+// keeps_codes: as of ImportOptions.
+ImportedModel read_gguf_model(const std::filesystem::path& path, std::optional<DType> dtype, bool keeps_codes = false);
 ImportedModel read_llama2c_model(const std::filesystem::path& path, const std::filesystem::path& tokenizer,
                                  DType dtype);
 

@@ -20,9 +20,10 @@ using MakeDirectory = std::function<void(const std::filesystem::path& model, con
 // a model removes its remains.
 class ModelDirectory {
  public:
-  // has_weights: as of ImportOptions, for a .gguf. Throws what import_model or `make` throws, and std::runtime_error if
-  // no temporary folder can be made.
-  explicit ModelDirectory(const std::filesystem::path& model, const MakeDirectory& make = {}, bool has_weights = true);
+  // has_weights and keeps_codes: as of ImportOptions, for a .gguf. Throws what import_model or `make` throws, and
+  // std::runtime_error if no temporary folder can be made.
+  explicit ModelDirectory(const std::filesystem::path& model, const MakeDirectory& make = {}, bool has_weights = true,
+                          bool keeps_codes = false);
   ModelDirectory(const ModelDirectory&) = delete;
   ModelDirectory& operator=(const ModelDirectory&) = delete;
   ~ModelDirectory();

@@ -236,6 +236,85 @@ TEST_F(Export, GgufFilesHaveTheSameCodes) {
   EXPECT_FALSE(fs::exists(at("changed.gguf.partial")));
 }
 
+const QuantizedWeight& codes(const LinearWeights& linear) {
+  return std::get<QuantizedWeight>(linear.weight);
+}
+
+// From compressed-tensors to GPTQ to AWQ to Q4_0 and back to each of them: the same codes and scales.
+TEST_F(Export, CodesComeBackFromGguf) {
+  for (const char* const group_size : {"32", "64"}) {
+    SCOPED_TRACE(group_size);
+    const std::string name = std::string("g") + group_size;
+    make((fs::path(kSourceFolder) / "calibration_data/stories260k").string(), name,
+         "passes:\n  - rtn: {bits: 4, group_size: " + std::string(group_size) +
+             "}\n    layers: {exclude: [\"*.mlp.*\"]}\n");
+    export_to(name, name + "-gptq", "gptq", "--lossless");
+    export_to(name + "-gptq", name + "-awq", "awq-gemm", "--lossless");
+    ASSERT_EQ(exported(name + "-awq", name + ".gguf", "gguf", "--lossless").status, 0);
+    const Checkpoint source = Checkpoint::open(at(name));
+    for (const char* const format : {"compressed-tensors", "gptq", "gptq-v2", "awq-gemm"}) {
+      SCOPED_TRACE(format);
+      const std::string back = name + "-back-" + format;
+      EXPECT_EQ(count(export_to(name + ".gguf", back, format, "--lossless"), "codes and scales unchanged"), 20);
+      const Checkpoint written = Checkpoint::open(at(back));
+      int64_t num_compared = 0;
+      for (const LinearDescription& linear : stored_linears(source)) {
+        EXPECT_EQ(weight(written, linear), weight(source, linear)) << linear.name;
+        if (!source.stored_scheme(linear)) continue;
+        const LinearWeights before = source.linear(linear), after = written.linear(linear);
+        EXPECT_EQ(codes(after).codes_OI, codes(before).codes_OI) << linear.name;
+        EXPECT_EQ(codes(after).scales_OG, codes(before).scales_OG) << linear.name;
+        ++num_compared;
+      }
+      EXPECT_EQ(num_compared, 20);
+    }
+    // Fields of what was dense keep their values; an import decodes as it always has.
+    EXPECT_EQ(run_pare({"import", at(name + ".gguf").string(), at(name + "-dense").string()}).status, 0);
+    EXPECT_FALSE(Checkpoint::open(at(name + "-dense")).is_quantized());
+  }
+}
+
+// Blocks that were rounded to least squares have scales of both signs. Every weight has the value that the file's own
+// blocks are decoded to.
+TEST_F(Export, BlocksOfEveryTypePassOrAreDecoded) {
+  const std::string model = (fs::path(kSourceFolder) / "calibration_data/stories260k").string();
+  for (const auto& [type, num_coded] : std::map<std::string, int64_t>{{"q4_0", 30}, {"q5_0", 30}, {"q8_0", 30}}) {
+    SCOPED_TRACE(type);
+    ASSERT_EQ(run_pare({"export", model, at(type + ".gguf").string(), "--format", type}).status, 0);
+    ASSERT_EQ(
+        run_pare({"import", at(type + ".gguf").string(), at(type + "-f32").string(), "--dtype", "float32"}).status, 0);
+    const Json result = export_to(type + ".gguf", type + "-ct", "compressed-tensors", "--lossless");
+    EXPECT_EQ(count(result, "codes and scales unchanged"), num_coded) << result;
+    const Checkpoint decoded = Checkpoint::open(at(type + "-f32")), coded = Checkpoint::open(at(type + "-ct"));
+    for (const LinearDescription& linear : stored_linears(decoded)) {
+      EXPECT_EQ(weight(coded, linear), weight(decoded, linear)) << linear.name;
+    }
+  }
+  ASSERT_EQ(run_pare({"export", model, at("f16.gguf").string(), "--format", "f16"}).status, 0);
+  refused("f16.gguf", "gptq", {"no compressed layers"});
+}
+
+// fp8 with scales of blocks: compressed-tensors holds them; other formats get what they stand for.
+TEST_F(Export, Fp8BlocksPass) {
+  for (const char* const name : {"qwen3", "deepseek_v3"}) {
+    SCOPED_TRACE(name);
+    const fs::path model = fs::path(kSourceFolder) / "tests/golden/fp8" / name;
+    const Json result = export_to(model.string(), std::string(name) + "-ct", "compressed-tensors", "--lossless");
+    const Checkpoint source = Checkpoint::open(model), written = Checkpoint::open(at(std::string(name) + "-ct"));
+    for (const LinearDescription& linear : stored_linears(source)) {
+      EXPECT_EQ(weight(written, linear), weight(source, linear)) << linear.name;
+      const LinearWeights before = source.linear(linear), after = written.linear(linear);
+      EXPECT_EQ(after.input, before.input) << linear.name;
+      if (!source.stored_scheme(linear)) continue;
+      EXPECT_EQ(codes(after).codes_OI, codes(before).codes_OI) << linear.name;
+      EXPECT_EQ(codes(after).scales_OG, codes(before).scales_OG) << linear.name;
+    }
+    const Json dense = export_to(model.string(), std::string(name) + "-dense", "dense");
+    EXPECT_FALSE(Checkpoint::open(at(std::string(name) + "-dense")).is_quantized());
+    for (const Json& layer : dense["layers"]) EXPECT_LT(layer["relative_error"], 0x1p-23) << layer;  // float32
+  }
+}
+
 // The importance matrix holds the sums of squares that the statistics are means of. Blocks that are rounded by them
 // have a smaller error where inputs are large.
 TEST_F(Export, StatisticsBecomeAnImatrixAndWeighErrors) {

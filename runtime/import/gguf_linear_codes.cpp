@@ -1,0 +1,245 @@
+#include "runtime/import/gguf_linear_codes.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <span>
+
+#include "runtime/containers/compressed_tensors.h"
+#include "runtime/format/dtype.h"
+#include "runtime/format/stored_scheme.h"
+#include "runtime/import/gguf_places.h"
+#include "runtime/system/interrupt.h"
+#include "runtime/system/json_text.h"
+
+namespace pare::runtime {
+namespace {
+
+constexpr int64_t kBlock = 32;
+
+struct BlockForm {
+  GgufType type;
+  int middle = 0;          // subtracted from codes; 0: a minimum is stored
+  int code_bits = 0;       // in the block
+  int bits = 0;            // of the codes that are written
+  size_t codes_begin = 0;  // where the codes begin, after scale, minimum and fifth bits
+};
+constexpr BlockForm kForms[] = {{GgufType::Q4_0, 8, 4, 4, 2},
+                                {GgufType::Q4_1, 0, 4, 4, 4},
+                                {GgufType::Q5_0, 16, 5, 8, 6},
+                                {GgufType::Q5_1, 0, 5, 8, 8},
+                                {GgufType::Q8_0, 128, 8, 8, 2}};
+
+const BlockForm* find_form(GgufType type) {
+  const auto* const found = std::ranges::find(kForms, type, &BlockForm::type);
+  return found == std::end(kForms) ? nullptr : found;
+}
+
+float half_at(const std::byte* bytes) {
+  uint16_t bits;
+  std::memcpy(&bits, bytes, sizeof bits);
+  return f16_to_float(bits);
+}
+
+// W = scale (codes - zero), with codes of BlockForm::bits bits.
+struct CodeBlock {
+  float scale = 0.0f;
+  int zero = 0;
+  std::array<int, kBlock> codes = {};
+};
+
+// Returns the codes as they lie in the block: two to a byte, the fifth bits beside them; or signed bytes, plus 128.
+std::array<int, kBlock> codes_of(const BlockForm& form, const std::byte* block) {
+  std::array<int, kBlock> codes{};
+  const std::byte* const bytes = block + form.codes_begin;
+  if (form.code_bits == 8) {
+    for (size_t i = 0; i < kBlock; ++i) codes[i] = static_cast<int8_t>(bytes[i]) + form.middle;
+    return codes;
+  }
+  uint32_t fifth = 0;
+  if (form.code_bits == 5) std::memcpy(&fifth, bytes - sizeof fifth, sizeof fifth);
+  for (size_t i = 0; i < kBlock; ++i) {
+    const auto byte = static_cast<uint8_t>(bytes[i % (kBlock / 2)]);
+    codes[i] = (i < kBlock / 2 ? byte & 15 : byte >> 4) | static_cast<int>(fifth >> i & 1) << 4;
+  }
+  return codes;
+}
+
+// Returns nullopt where codes, a zero and a scale do not say what the block says.
+std::optional<CodeBlock> read_block(const BlockForm& form, const std::byte* block) {
+  const float d = half_at(block);
+  if (!std::isfinite(d)) return std::nullopt;
+  CodeBlock result{.scale = d, .zero = 1 << (form.bits - 1), .codes = codes_of(form, block)};
+  if (form.middle != 0) {
+    for (int& code : result.codes) code += result.zero - form.middle;
+    return result;
+  }
+  const float m = half_at(block + 2), wanted = d == 0.0f ? 0.0f : -m / d;
+  if (!(wanted >= 0.0f && wanted < static_cast<float>(1 << form.bits))) return std::nullopt;
+  result.zero = static_cast<int>(std::rint(wanted));
+  if (result.zero >> form.bits != 0 || -static_cast<float>(result.zero) * d != m) return std::nullopt;
+  return result;
+}
+
+// One linear whose blocks all have such codes.
+class CodedLinear {
+ public:
+  // Returns nullopt if they have not.
+  static std::optional<CodedLinear> find(const std::shared_ptr<const GgufFile>& file, const GgufPlace& place);
+
+  PackScheme scheme() const {
+    return {.bits = form_->bits, .group_size = group_size_, .symmetric = is_symmetric_, .layout = CodeLayout::bytes};
+  }
+  const std::string& name() const { return linear_.name; }
+  std::vector<StreamedTensor> tensors() const;
+
+ private:
+  std::span<const std::byte> row(int64_t r) const {
+    const int64_t stored = first_row_ + (source_.row_of ? source_.row_of(r) : r);
+    return tensor_->data.subspan(static_cast<size_t>(stored * row_bytes_), static_cast<size_t>(row_bytes_));
+  }
+  int64_t num_blocks() const { return linear_.num_in / kBlock; }
+  CodeBlock block(std::span<const std::byte> row, int64_t b) const {
+    return *read_block(*form_, row.data() + b * block_bytes_);
+  }
+  bool survey();
+  // Calls visit(row) for each row and passes on the bytes that it returns.
+  template <typename Visit>
+  std::function<void(const ByteSink&)> by_rows(const Visit& visit) const;
+
+  std::shared_ptr<const GgufFile> file_;
+  const GgufTensor* tensor_ = nullptr;
+  const BlockForm* form_ = nullptr;
+  GgufSource source_;
+  LinearDescription linear_;
+  int64_t first_row_ = 0, row_bytes_ = 0, block_bytes_ = 0;
+  int64_t group_size_ = kBlock;
+  bool is_symmetric_ = true;
+};
+
+std::optional<CodedLinear> CodedLinear::find(const std::shared_ptr<const GgufFile>& file, const GgufPlace& place) {
+  const GgufSource& source = place.source;
+  const bool is_weight = place.linear && place.name == place.linear->name + ".weight";
+  if (!is_weight || !place.latent_values.empty() || source.is_turned || source.factor != 1.0f) return std::nullopt;
+  CodedLinear result;
+  result.file_ = file;
+  result.tensor_ = &file->tensor(source.name);
+  result.form_ = find_form(result.tensor_->type);
+  result.source_ = source;
+  result.linear_ = *place.linear;
+  const std::vector<int64_t>& shape = result.tensor_->shape;
+  if (result.form_ == nullptr || shape.size() < 2 || shape.back() != place.linear->num_in) return std::nullopt;
+  if (place.linear->num_in % kBlock != 0) return std::nullopt;
+  const int64_t num_rows = result.tensor_->num_elements() / shape.back();
+  result.first_row_ = source.part * (num_rows / std::max(source.num_parts, int64_t{1}));
+  result.row_bytes_ = static_cast<int64_t>(result.tensor_->data.size()) / num_rows;
+  result.block_bytes_ = gguf_block(static_cast<uint32_t>(result.tensor_->type)).size_bytes;
+  if (!result.survey()) return std::nullopt;
+  return result;
+}
+
+// Finds symmetry and the size of groups. Returns whether every block has such codes.
+bool CodedLinear::survey() {
+  const int middle = 1 << (form_->bits - 1);
+  int64_t blocks_of_group = num_blocks();  // as many as may share a scale
+  for (int64_t r = 0; r < linear_.num_out; ++r) {
+    throw_if_interrupted();
+    const std::span<const std::byte> bytes = row(r);
+    CodeBlock last;
+    for (int64_t b = 0; b < num_blocks(); ++b) {
+      const std::optional<CodeBlock> read = read_block(*form_, bytes.data() + b * block_bytes_);
+      if (!read) return false;
+      is_symmetric_ = is_symmetric_ && read->zero == middle;
+      // Groups end wherever a scale changes.
+      if (b > 0 && (read->scale != last.scale || read->zero != last.zero)) {
+        blocks_of_group = std::gcd(blocks_of_group, b);
+      }
+      last = *read;
+    }
+  }
+  group_size_ = blocks_of_group == num_blocks() ? kPerChannel : blocks_of_group * kBlock;
+  return true;
+}
+
+template <typename Visit>
+std::function<void(const ByteSink&)> CodedLinear::by_rows(const Visit& visit) const {
+  return [self = *this, visit](const ByteSink& sink) {
+    for (int64_t r = 0; r < self.linear_.num_out; ++r) sink(visit(self, r));
+  };
+}
+
+std::vector<StreamedTensor> CodedLinear::tensors() const {
+  const PackScheme scheme = this->scheme();
+  const int64_t num_out = linear_.num_out, num_groups = scheme.num_groups(linear_.num_in);
+  const int64_t blocks_of_group = num_blocks() / num_groups;
+  const int offset = 1 << (form_->bits - 1);  // files count from -2^(bits-1)
+  const auto codes = [offset](const CodedLinear& self, int64_t r) {
+    std::vector<std::byte> bytes;
+    const std::span<const std::byte> stored = self.row(r);
+    for (int64_t b = 0; b < self.num_blocks(); ++b) {
+      const CodeBlock block = self.block(stored, b);
+      for (const int code : block.codes) bytes.push_back(static_cast<std::byte>(code - offset));
+    }
+    return bytes;
+  };
+  const auto scales = [blocks_of_group](const CodedLinear& self, int64_t r) {
+    std::vector<std::byte> bytes;
+    const std::span<const std::byte> stored = self.row(r);
+    for (int64_t b = 0; b < self.num_blocks(); b += blocks_of_group) {
+      const uint16_t half = float_to_f16(self.block(stored, b).scale);
+      const std::span<const std::byte> half_bytes = std::as_bytes(std::span(&half, 1));
+      bytes.insert(bytes.end(), half_bytes.begin(), half_bytes.end());
+    }
+    return bytes;
+  };
+  const auto zeros = [blocks_of_group, offset](const CodedLinear& self, int64_t r) {
+    std::vector<std::byte> bytes;
+    const std::span<const std::byte> stored = self.row(r);
+    for (int64_t b = 0; b < self.num_blocks(); b += blocks_of_group) {
+      bytes.push_back(static_cast<std::byte>(self.block(stored, b).zero - offset));
+    }
+    return bytes;
+  };
+  std::vector<StreamedTensor> made;
+  made.push_back({linear_.name + std::string(kPlainSuffix), DType::I8, {num_out, linear_.num_in}, by_rows(codes)});
+  made.push_back({linear_.name + std::string(kScaleSuffix), DType::F16, {num_out, num_groups}, by_rows(scales)});
+  if (!scheme.symmetric) {
+    made.push_back({linear_.name + std::string(kZeroPointSuffix), DType::I8, {num_out, num_groups}, by_rows(zeros)});
+  }
+  return made;
+}
+
+}  // namespace
+
+std::string keep_linear_codes(const std::shared_ptr<const GgufFile>& file, const DecoderFamily& family,
+                              const ModelDescription& model, const std::string& config_json,
+                              std::vector<StreamedTensor>& tensors) {
+  std::set<std::string> in_blocks;
+  for (const LinearDescription& linear : block_linears(model)) in_blocks.insert(linear.name);
+  const auto has = [&](const std::string& name) { return file->tensors().contains(name); };
+  std::vector<StoredModule> modules;
+  std::vector<std::string> others;
+  for (const GgufPlace& place : gguf_places(family, model, has)) {
+    if (!place.linear || !in_blocks.contains(place.linear->name) || !place.name.ends_with(".weight")) continue;
+    const std::optional<CodedLinear> coded = CodedLinear::find(file, place);
+    if (!coded) {
+      others.push_back(place.linear->name);
+      continue;
+    }
+    std::erase_if(tensors, [&](const StreamedTensor& tensor) { return tensor.name == place.name; });
+    for (StreamedTensor& tensor : coded->tensors()) tensors.push_back(std::move(tensor));
+    modules.push_back({coded->name(), coded->scheme()});
+  }
+  if (modules.empty()) return config_json;
+  if (!model.tied_head) others.push_back(model.head.name);
+  nlohmann::ordered_json config = parse_ordered_json(config_json, "config.json");
+  config["quantization_config"] = parse_ordered_json(quantization_config_json(modules, others), "quantization_config");
+  return json_text(config, 2) + "\n";
+}
+
+}  // namespace pare::runtime
