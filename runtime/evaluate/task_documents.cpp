@@ -395,8 +395,8 @@ std::vector<TaskDocument> read_task_documents(const Task& task, const std::files
   const std::string extension = path.extension().string();
   if (extension != ".jsonl" && !(may_be_csv && extension == ".csv")) {
     throw std::invalid_argument(path.string() + ": expected the questions of " + std::string(task.name) + " in a " +
-                                kinds + " file (a line has " + std::string(task.fields) + "), found '" + extension +
-                                "'");
+                                kinds + " file (a line has " + std::string(task.fields) + "), found " +
+                                (extension.empty() ? "a name without an ending" : "'" + extension + "'"));
   }
   std::vector<TaskDocument> documents;
   if (extension == ".csv") {
