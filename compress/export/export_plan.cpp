@@ -11,6 +11,7 @@
 #include "runtime/containers/bitsandbytes_nf4.h"
 #include "runtime/containers/container_table.h"
 #include "runtime/containers/gptq.h"
+#include "runtime/import/model_directory.h"
 #include "runtime/system/interrupt.h"
 
 namespace pare::compress {
@@ -272,6 +273,12 @@ std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const Ex
       layers.push_back(plan_layer(linear, !tables.contains(linear.name), stated, format, common_group));
     }
     if (lossless) require_lossless(layers.back(), format);
+  }
+  if (!is_compressed && !format.container.empty() && runtime::ModelDirectory::is_import(source.directory())) {
+    throw std::invalid_argument("'" + source.directory().filename().string() +
+                                ".gguf' has no blocks whose codes formats of codes hold, as those of Q4_0, Q5_0 and "
+                                "Q8_0 are: take --format dense, or write a recipe with 'container: " +
+                                std::string(format.container) + "' and call 'pare run' ('pare recipes' lists passes)");
   }
   if (!is_compressed && !format.container.empty()) {
     throw std::invalid_argument("'" + source.directory().string() +

@@ -291,7 +291,7 @@ TEST_F(Export, BlocksOfEveryTypePassOrAreDecoded) {
     }
   }
   ASSERT_EQ(run_pare({"export", model, at("f16.gguf").string(), "--format", "f16"}).status, 0);
-  refused("f16.gguf", "gptq", {"no compressed layers"});
+  refused("f16.gguf", "gptq", {"'f16.gguf'", "Q4_0", "--format dense", "container: gptq"});
 }
 
 // fp8 with scales of blocks: compressed-tensors holds them; other formats get what they stand for.
