@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "runtime/evaluate/few_shot.h"
+#include "runtime/evaluate/number_answers.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/progress.h"
@@ -21,21 +22,34 @@ namespace pare::runtime {
 namespace {
 
 constexpr const char* kRecovery = "recovery";
+constexpr const char* kStrict = "exact_match_strict";
+constexpr const char* kFlexible = "exact_match_flexible";
+// Where gsm8k.yaml of the harness ends answers.
+const std::vector<std::string> kAnswerEnds = {"Question:", "</s>", "<|im_end|>"};
 
 // The first of the greatest values, as numpy's argmax.
 int64_t place_of_greatest(std::span<const double> values) {
   return std::max_element(values.begin(), values.end()) - values.begin();
 }
 
-// The answers that a measure looks at.
-int64_t choice_of(const TaskAnswer& answer, const std::string& measure) {
-  return measure == "acc" ? answer.choice : answer.choice_norm;
+// Returns the answer that a measure looks at, and whether it is right.
+FoundNumber answer_of(const TaskAnswer& answer, const std::string& measure) {
+  if (measure == kStrict) return answer.strict;
+  if (measure == kFlexible) return answer.flexible;
+  const int64_t choice = measure == "acc" ? answer.choice : answer.choice_norm;
+  return {.found = std::to_string(choice), .is_right = choice == answer.gold};
+}
+
+std::vector<std::string> measures_of(const Task& task) {
+  if (task.score == TaskScore::number) return {kStrict, kFlexible};
+  if (task.has_norm) return {"acc", "acc_norm"};
+  return {"acc"};
 }
 
 std::vector<double> scores(const TaskEvaluation& evaluation, const std::string& measure) {
   std::vector<double> all;
   for (const TaskAnswer& answer : evaluation.answers) {
-    all.push_back(choice_of(answer, measure) == answer.gold ? 1.0 : 0.0);
+    all.push_back(answer_of(answer, measure).is_right ? 1.0 : 0.0);
   }
   return all;
 }
@@ -79,7 +93,7 @@ class TaskMeasurement : public Measurement {
 
   EvaluationExtent extent() const override {
     EvaluationExtent extent = {.reference = options_.reference,
-                               .num_texts = static_cast<int64_t>(own_.texts.size()),
+                               .num_texts = static_cast<int64_t>(own_.texts.size() + own_.prompts.ids.size()),
                                .workload = {.kv_bits = std::min(options_.bits.kv, options_.bits.products)},
                                .in_turn = true};
     for (const TaskQuestions* questions : {&own_, &others_}) {
@@ -89,6 +103,10 @@ class TaskMeasurement : public Measurement {
       }
     }
     for (const ScoredTokens& text : own_.texts) extent.num_tokens += text.num_inputs();
+    if (options_.task.score == TaskScore::number) {
+      add_written(extent);
+      return extent;
+    }
     extent.workload.num_rows =
         std::max(extent.workload.num_tokens, std::min(Transformer::kBatchRows, extent.num_tokens));
     return extent;
@@ -104,9 +122,25 @@ class TaskMeasurement : public Measurement {
   }
 
  private:
+  void add_written(EvaluationExtent& extent) const {
+    DeviceWorkload& workload = extent.workload;
+    workload.keeps_every_layer = true;
+    for (const std::vector<int32_t>& ids : own_.prompts.ids) extent.num_tokens += static_cast<int64_t>(ids.size());
+    extent.num_new_tokens = static_cast<int64_t>(own_.prompts.ids.size()) * options_.max_gen_toks;
+    for (const TaskQuestions* questions : {&own_, &others_}) {
+      for (const std::vector<int32_t>& ids : questions->prompts.ids) {
+        const auto num_ids = static_cast<int64_t>(ids.size());
+        workload.num_tokens = std::max(workload.num_tokens, num_ids + options_.max_gen_toks);
+        extent.held_bytes += num_ids * static_cast<int64_t>(sizeof(int32_t));
+      }
+    }
+    workload.num_rows = workload.num_tokens;
+    workload.num_texts = std::max(own_.num_lanes, others_.num_lanes);
+  }
+
   TaskEvaluation answers(Transformer& model, const TaskQuestions& questions, Progress& progress) const {
-    TaskEvaluation result =
-        evaluate_task(model, options_.task, documents_, questions, stage_of(progress, "evaluate", "texts"));
+    TaskEvaluation result = evaluate_task(model, options_.task, documents_, questions,
+                                          stage_of(progress, "evaluate", "texts"), options_.max_gen_toks);
     result.source = std::filesystem::path(options_.data).filename().string();
     result.num_shots = options_.num_shots;
     return result;
@@ -116,6 +150,51 @@ class TaskMeasurement : public Measurement {
   std::vector<TaskDocument> documents_;
   TaskQuestions own_, others_;
 };
+
+// Has the model choose by the likelihoods of the choices.
+std::vector<TaskAnswer> chosen_answers(Transformer& model, const Task& task, std::span<const TaskDocument> documents,
+                                       const TaskQuestions& questions,
+                                       const std::function<void(double, int64_t)>& progress) {
+  const std::vector<Loglikelihood> all = loglikelihoods(model, questions.texts, progress);
+  std::vector<TaskAnswer> answers;
+  size_t at = 0;
+  for (const TaskDocument& document : documents) {
+    TaskAnswer answer{.gold = document.gold};
+    std::vector<double> per_character;
+    bool is_greedy = false;
+    for (const TaskChoice& choice : document.choices) {
+      is_greedy = all.at(at).is_greedy;
+      answer.loglikelihoods.push_back(all[at++].sum);
+      per_character.push_back(answer.loglikelihoods.back() / static_cast<double>(choice.num_characters));
+    }
+    const bool is_word = task.score == TaskScore::last_word;
+    answer.choice = is_word ? (is_greedy ? 0 : 1) : place_of_greatest(answer.loglikelihoods);
+    answer.choice_norm = place_of_greatest(per_character);
+    answers.push_back(std::move(answer));
+  }
+  return answers;
+}
+
+// Has the model write its answers, and reads the numbers in them.
+std::vector<TaskAnswer> written_answers(Transformer& model, std::span<const TaskDocument> documents,
+                                        const TaskQuestions& questions, int64_t max_new_tokens,
+                                        const std::function<void(double, int64_t)>& progress) {
+  const UntilOptions options = {.max_new_tokens = max_new_tokens, .until = kAnswerEnds};
+  std::vector<TaskAnswer> answers;
+  for (UntilText& text :
+       generate_until(model, *questions.tokenizer, questions.prompts, options, [&](int64_t done, int64_t all) {
+         if (progress) progress(static_cast<double>(done), all);
+       })) {
+    const std::string& right = documents[answers.size()].choices.front().continuation;
+    const auto judged = [&](std::string found) {
+      const bool is_right = is_same_answer(found, right);
+      return FoundNumber{.found = std::move(found), .is_right = is_right};
+    };
+    answers.push_back({.strict = judged(strict_number(text.text)), .flexible = judged(last_number(text.text))});
+    answers.back().text = std::move(text.text);
+  }
+  return answers;
+}
 
 }  // namespace
 
@@ -136,31 +215,33 @@ TaskQuestions make_questions(std::span<const TaskDocument> documents, std::span<
   return questions;
 }
 
+TaskQuestions make_written_questions(std::span<const TaskDocument> documents, std::span<const std::string> prefixes,
+                                     std::shared_ptr<const Tokenizer> tokenizer, int64_t max_new_tokens,
+                                     const ModelDescription& model) {
+  std::vector<std::string> contexts;
+  for (size_t n = 0; n < documents.size(); ++n) {
+    contexts.push_back(prefixes[n] + documents[n].choices.front().context);
+  }
+  TaskQuestions questions;
+  questions.prompts = encode_contexts(*tokenizer, contexts, max_new_tokens, model.context_length);
+  questions.num_lanes = extent_of(model, questions.prompts, max_new_tokens).num_lanes;
+  questions.num_cut = questions.prompts.num_cut;
+  questions.tokenizer = std::move(tokenizer);
+  return questions;
+}
+
 TaskEvaluation evaluate_task(Transformer& model, const Task& task, std::span<const TaskDocument> documents,
-                             const TaskQuestions& questions, const std::function<void(double, int64_t)>& progress) {
+                             const TaskQuestions& questions, const std::function<void(double, int64_t)>& progress,
+                             int64_t max_new_tokens) {
   MemorySampler memory;
   const auto start = std::chrono::steady_clock::now();
-  const std::vector<Loglikelihood> all = loglikelihoods(model, questions.texts, progress);
   TaskEvaluation result;
   result.task = task;
   result.num_cut = questions.num_cut;
-  size_t at = 0;
-  for (const TaskDocument& document : documents) {
-    TaskAnswer answer{.gold = document.gold};
-    std::vector<double> per_character;
-    bool is_greedy = false;
-    for (const TaskChoice& choice : document.choices) {
-      is_greedy = all.at(at).is_greedy;
-      answer.loglikelihoods.push_back(all[at++].sum);
-      per_character.push_back(answer.loglikelihoods.back() / static_cast<double>(choice.num_characters));
-    }
-    const bool is_word = task.score == TaskScore::last_word;
-    answer.choice = is_word ? (is_greedy ? 0 : 1) : place_of_greatest(answer.loglikelihoods);
-    answer.choice_norm = place_of_greatest(per_character);
-    result.answers.push_back(std::move(answer));
-  }
-  for (const char* name : {"acc", "acc_norm"}) {
-    if (name != std::string_view("acc") && !task.has_norm) continue;
+  result.answers = task.score == TaskScore::number
+                       ? written_answers(model, documents, questions, max_new_tokens, progress)
+                       : chosen_answers(model, task, documents, questions, progress);
+  for (const std::string& name : measures_of(task)) {
     result.accuracies.push_back({.name = name, .value = share_of(scores(result, name))});
   }
   if (task.score == TaskScore::last_word) result.perplexity = perplexity_of(result);
@@ -183,7 +264,7 @@ void compare_tasks(TaskEvaluation& model, const TaskEvaluation& reference) {
     for (size_t n = 0; n < own.size(); ++n) {
       differences.push_back(own[n] - other[n]);
       const bool is_changed =
-          choice_of(model.answers[n], accuracy.name) != choice_of(reference.answers[n], accuracy.name);
+          answer_of(model.answers[n], accuracy.name).found != answer_of(reference.answers[n], accuracy.name).found;
       if (is_changed) comparison.changed += share;
       if (differences.back() < 0.0) comparison.right_to_wrong += share;
       if (differences.back() > 0.0) comparison.wrong_to_right += share;
@@ -218,6 +299,14 @@ std::string TaskEvaluation::to_json() const {
   json["texts_cut"] = num_cut;
   json["answers"] = Json::array();
   for (const TaskAnswer& answer : answers) {
+    if (task.score == TaskScore::number) {
+      json["answers"].push_back({{"text", answer.text},
+                                 {"strict", answer.strict.found},
+                                 {"strict_is_right", answer.strict.is_right},
+                                 {"flexible", answer.flexible.found},
+                                 {"flexible_is_right", answer.flexible.is_right}});
+      continue;
+    }
     Json item = {{"loglikelihoods", answer.loglikelihoods}, {"gold", answer.gold}, {"choice", answer.choice}};
     if (task.has_norm) item["choice_norm"] = answer.choice_norm;
     json["answers"].push_back(std::move(item));
@@ -280,11 +369,15 @@ void TaskOptions::fields(FieldVisitor& visit) {
   visit("shots_file", shots_file, "The examples are drawn from this file, which is of the same kind.");
   visit("limit", limit, {.low = 0, .high = 1 << 30},
         "The first so many questions are asked, and the file must hold them. 0 asks all.");
+  if (task.score == TaskScore::number) {
+    visit("max_gen_toks", max_gen_toks, {.low = 1, .high = 1 << 20}, "An answer has at most this many tokens.");
+  }
   visit_bits(visit, bits);
   visit("reference", reference, "The uncompressed model is asked as well, and compared with.");
 }
 
 std::string TaskOptions::help(std::string_view key) const {
+  if (key == "max_gen_toks") return "most tokens of an answer that the model writes";
   if (key == "file") {
     return "measure how many questions of " + std::string(task.name) + " a decoder answers right (" +
            std::string(task.subject) + "): a .jsonl whose lines have " + std::string(task.fields);
@@ -307,12 +400,16 @@ std::unique_ptr<Measurement> TaskOptions::read(EvaluationSource& source) const {
   std::vector<TaskDocument> documents = read_task_documents(task, data, limit), examples;
   if (num_shots > 0) examples = read_task_documents(task, shots_file, 0);
   const std::vector<std::string> prefixes = few_shot_prefixes(task, documents, examples, num_shots);
-  const auto questions_for = [&](const Tokenizer& tokenizer, const Checkpoint& model) {
-    return make_questions(documents, prefixes, tokenizer, model.description().context_length, data);
+  const auto questions_for = [&](const std::shared_ptr<const Tokenizer>& tokenizer, const Checkpoint& model) {
+    if (task.score == TaskScore::number) {
+      return make_written_questions(documents, prefixes, tokenizer, max_gen_toks, model.description());
+    }
+    return make_questions(documents, prefixes, *tokenizer, model.description().context_length, data);
   };
-  TaskQuestions own = questions_for(*source.tokenizer(), source.model), others = own;
+  TaskQuestions own = questions_for(source.tokenizer(), source.model), others = own;
   if (source.other != nullptr) {  // texts are compared, so it may have another tokenizer
-    others = questions_for(Tokenizer::open(source.other->directory()), *source.other);
+    others =
+        questions_for(std::make_shared<const Tokenizer>(Tokenizer::open(source.other->directory())), *source.other);
   }
   return std::make_unique<TaskMeasurement>(*this, std::move(documents), std::move(own), std::move(others));
 }
@@ -332,7 +429,7 @@ std::vector<EvaluationRow> task_rows() {
                                .limits = {.low = 0.0, .high = 1e6},
                                .meaning = "A task's accuracy must be at least this many percent of the uncompressed "
                                           "model's."}},
-                    .group = "a task"});
+                    .group = task.score == TaskScore::number ? "" : "a task"});
   }
   return rows;
 }

@@ -1,10 +1,11 @@
-// How many questions of a task a model answers right, by lm-evaluation-harness' measures: acc, acc_norm, and the
-// perplexity of a last word. With a reference, which answers changed: accuracies may agree while answers differ
-// (arXiv 2407.09141, "Accuracy is not all you need").
+// How many questions of a task a model answers right, by lm-evaluation-harness' measures: acc, acc_norm, exact_match of
+// numbers, and the perplexity of a last word. With a reference, which answers changed: accuracies may agree while
+// answers differ (arXiv 2407.09141, "Accuracy is not all you need").
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,25 +14,41 @@
 #include "runtime/evaluate/evaluation.h"
 #include "runtime/evaluate/perplexity.h"
 #include "runtime/evaluate/task_documents.h"
+#include "runtime/harness/generate_until.h"
 #include "runtime/harness/loglikelihood.h"
 
 namespace pare::runtime {
 
 // A task's questions in one model's tokens.
 struct TaskQuestions {
-  std::vector<ScoredTokens> texts;  // every choice of every question, in the order of the file
-  int64_t num_cut = 0;              // texts whose beginning did not fit into the context
+  std::vector<ScoredTokens> texts;                  // every choice of every question, in the order of the file
+  UntilPrompts prompts;                             // of answers that are written; then there are no texts
+  std::shared_ptr<const Tokenizer> tokenizer = {};  // that reads them
+  int64_t num_lanes = 0;                            // answers that are written at a time
+  int64_t num_cut = 0;                              // texts and prompts whose beginning did not fit into the context
 };
 // prefixes: what stands before each question (few_shot_prefixes). Throws what encode_pair throws, and names the
 // question.
 TaskQuestions make_questions(std::span<const TaskDocument> documents, std::span<const std::string> prefixes,
                              const Tokenizer& tokenizer, int64_t max_inputs, const std::string& source);
+// The same for answers of at most max_new_tokens tokens that the model writes. Throws what encode_contexts throws.
+TaskQuestions make_written_questions(std::span<const TaskDocument> documents, std::span<const std::string> prefixes,
+                                     std::shared_ptr<const Tokenizer> tokenizer, int64_t max_new_tokens,
+                                     const ModelDescription& model);
+
+// A number that the harness reads in an answer.
+struct FoundNumber {
+  std::string found = {};
+  bool is_right = false;
+};
 
 struct TaskAnswer {
   std::vector<double> loglikelihoods = {};  // of each choice
   int64_t gold = 0;
   int64_t choice = 0;       // the most probable one; of a last word, 0 if it is the most probable one and else 1
   int64_t choice_norm = 0;  // the one with the greatest likelihood per character
+  std::string text = {};    // the answer that the model has written
+  FoundNumber strict = {}, flexible = {};  // strict_number and last_number of it
 };
 
 // One measure of the model and the reference on the same questions. Differences are taken question by question.
@@ -43,7 +60,7 @@ struct AccuracyComparison {
   double right_to_wrong = 0.0, wrong_to_right = 0.0;
 };
 struct Accuracy {
-  std::string name;  // "acc", "acc_norm"
+  std::string name;  // "acc", "acc_norm", "exact_match_strict", "exact_match_flexible"
   Estimate value;
   std::optional<AccuracyComparison> comparison = {};
 };
@@ -67,9 +84,14 @@ struct TaskEvaluation : EvaluationResult {
   std::optional<double> figure(std::string_view gate) const override;  // "recovery", in percent
 };
 
-// Asks the model every question. `questions` are those that make_questions made of `documents`.
+// The most tokens of a written answer: the harness' default.
+inline constexpr int64_t kAnswerTokens = 256;
+
+// Asks the model every question. `questions` are those that make_questions, or make_written_questions with the same
+// max_new_tokens, made of `documents`. Written answers are greedy, and end where the harness ends them.
 TaskEvaluation evaluate_task(Transformer& model, const Task& task, std::span<const TaskDocument> documents,
-                             const TaskQuestions& questions, const std::function<void(double, int64_t)>& progress = {});
+                             const TaskQuestions& questions, const std::function<void(double, int64_t)>& progress = {},
+                             int64_t max_new_tokens = kAnswerTokens);
 
 // Adds the comparison to the model's evaluation. Throws std::invalid_argument unless both answered the same questions.
 void compare_tasks(TaskEvaluation& model, const TaskEvaluation& reference);
@@ -80,8 +102,9 @@ class TaskOptions : public EvaluationOptionsOf<TaskOptions> {
   Task task;
   int64_t num_shots = 0;
   std::string shots_file;
-  int64_t limit = 0;   // the first so many questions; 0: all
-  AttentionBits bits;  // of the model; the reference keeps 32
+  int64_t limit = 0;                     // the first so many questions; 0: all
+  int64_t max_gen_toks = kAnswerTokens;  // of answers that are written
+  AttentionBits bits;                    // of the model; the reference keeps 32
 
   void fields(FieldVisitor& visit) override;
   void other_files(const std::function<void(std::string_view, std::string&)>& visit) override {

@@ -214,6 +214,17 @@ TaskDocument read_lambada(const Line& line) {
   return document;
 }
 
+TaskDocument read_gsm8k(const Line& line) {
+  const std::string answer = line.text("answer");
+  if (answer.find("#### ") == std::string::npos) {
+    line.fail("the answer has no '#### ', behind which its number stands");
+  }
+  TaskDocument document;
+  document.choices = {{"Question: " + line.text("question") + "\nAnswer:", " " + answer, count_code_points(answer)}};
+  document.solved = document.choices[0].context + " " + answer + "\n\n";
+  return document;
+}
+
 struct Reader {
   Task task;
   TaskDocument (*read)(const Line& line);
@@ -270,7 +281,13 @@ const std::vector<Reader>& readers() {
         .meaning = "This asks for the last word of passages (LAMBADA).",
         .score = TaskScore::last_word,
         .fields = "text"},
-       read_lambada}};
+       read_lambada},
+      {{.name = "gsm8k",
+        .subject = "grade-school mathematics, in answers that the model writes",
+        .meaning = "This asks problems of grade-school mathematics (GSM8K). The model writes its answers.",
+        .score = TaskScore::number,
+        .fields = "question and answer"},
+       read_gsm8k}};
   return kReaders;
 }
 

@@ -1,6 +1,6 @@
 // Tasks with right answers, which models are compared by: the questions of public data sets, in the words in which
 // EleutherAI's lm-evaluation-harness 0.4.13 puts them to a model (lm_eval/tasks at that release: piqa, hellaswag,
-// winogrande, arc, super_glue/boolq, openbookqa, mmlu/default, lambada).
+// winogrande, arc, super_glue/boolq, openbookqa, mmlu/default, lambada, gsm8k).
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct TaskChoice {
 
 // One question of a data set.
 struct TaskDocument {
-  std::vector<TaskChoice> choices;  // one: the model is asked whether it would write just this
+  std::vector<TaskChoice> choices;  // one: the model is asked whether it would write just this, or for an answer
   int64_t gold = 0;                 // the right choice
   std::string solved;               // the question with its right answer, as an example for others
   std::string description;          // stands before the examples; empty: nothing does
@@ -32,6 +32,7 @@ struct TaskDocument {
 enum class TaskScore {
   choices,    // the most probable choice
   last_word,  // whether the word is the most probable one, and its perplexity
+  number,     // whether the answer that the model writes ends with the right number
 };
 
 struct Task {

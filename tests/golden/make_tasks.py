@@ -16,6 +16,7 @@ os.environ["HF_DATASETS_OFFLINE"] = os.environ["HF_HUB_OFFLINE"] = "1"
 import lm_eval  # noqa: E402
 import lm_eval.evaluator  # noqa: E402
 import lm_eval.api.metrics  # noqa: E402
+from lm_eval.filters.extraction import RegexFilter  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 from lm_eval.tasks._yaml_loader import load_yaml  # noqa: E402
 
@@ -97,6 +98,12 @@ TASKS = {"piqa": ("piqa/piqa.yaml", piqa, 2), "hellaswag": ("hellaswag/hellaswag
          "mmlu": ("mmlu/default/mmlu_anatomy.yaml", mmlu, 5), "lambada": ("lambada/lambada_openai.yaml", lambada, 1)}
 
 
+def gsm8k():
+    name, count, more = pick(NAMES, 1)[0], RNG.randrange(2, 9), RNG.randrange(1, 9)
+    return {"question": f"{name} had {count} balls. Then {name} got {more} more. How many balls did {name} have?",
+            "answer": f"{name} had {count} + {more} = {count + more} balls.\n#### {count + more}"}
+
+
 def write_lines(path, rows):
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
@@ -123,6 +130,44 @@ def evaluate(model, name, file, questions, examples, shots):
         items.append({"loglikelihoods": [score[0] for score in scores], "greedy": [score[1] for score in scores],
                       "acc": sample["acc"]} | ({"acc_norm": sample["acc_norm"]} if "acc_norm" in sample else {}))
     return {"figures": figures, "items": items}
+
+
+def evaluate_written(model, questions, examples, shots):
+    config = load_yaml(pathlib.Path(lm_eval.__file__).parent / "tasks/gsm8k/gsm8k.yaml")
+    splits = {"train": str(examples), "test": str(questions)}
+    config |= {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": splits}}
+    result = lm_eval.evaluator.simple_evaluate(model=model, tasks=[config], num_fewshot=shots, bootstrap_iters=0,
+                                               task_manager=TASK_MANAGER)
+    items = {}
+    for sample in result["samples"]["gsm8k"]:
+        item = items.setdefault(sample["doc_id"], {"text": sample["resps"][0][0]})
+        name = "strict" if sample["filter"] == "strict-match" else "flexible"
+        item |= {name: sample["filtered_resps"][0], f"{name}_is_right": bool(sample["exact_match"] == 1.0)}
+    figures = {key: value for key, value in result["results"]["gsm8k"].items() if isinstance(value, float)}
+    for name in ("strict", "flexible"):
+        right = [float(items[n][f"{name}_is_right"]) for n in sorted(items)]
+        figures[f"{name}_stderr"] = lm_eval.api.metrics.mean_stderr(right)
+    return {"figures": figures, "items": [items[n] for n in sorted(items)]}
+
+
+def read_numbers():
+    """What the harness' filters and its exact match make of texts, most of which are made at random."""
+    strict, flexible = RegexFilter(), RegexFilter("(-?[$0-9.,]{2,})|(-?[0-9]+)", -1)
+    ignored = [",", "\\$", "(?s).*#### ", "\\.$"]
+    texts = ["", "none", "#### ", "#### -", "#### 5", "a 7\n#### 1,234.50. So #### 9", "$1,000.", "-5 or 6-7",
+             "####5"]
+    pieces = ["#### ", "####", "-", "$", ".", ",", "7", "42", " ", "\n", "x", "Ä"]
+    texts += ["".join(RNG.choice(pieces) for _ in range(RNG.randrange(1, 12))) for _ in range(300)]
+    rows = []
+    for text in texts:
+        row = {"text": text, "strict": strict.apply([[text]], [{}])[0][0],
+               "flexible": flexible.apply([[text]], [{}])[0][0], "right": RNG.choice(texts)}
+        pairs = [(found, right) for found in (row["strict"], row["flexible"], text)
+                 for right in (row["right"], f"so\n#### {found}.")]
+        matches = [lm_eval.api.metrics.exact_match_hf_evaluate([found], [right], ignored, ignore_case=True)
+                   for found, right in pairs]
+        rows.append(row | {"matches": [bool(match["exact_match"]) for match in matches]})
+    return rows
 
 
 def page():
@@ -176,6 +221,11 @@ def main():
         write_lines(examples, [make() for _ in range(NUM_EXAMPLES)])
         expected[name] = {str(n): evaluate(model, name, file, questions, examples, n) for n in (0, shots)}
     documents(model, folder, expected)
+    questions, examples = folder / "gsm8k.jsonl", folder / "gsm8k_examples.jsonl"
+    write_lines(questions, [gsm8k() for _ in range(NUM_QUESTIONS)])
+    write_lines(examples, [gsm8k() for _ in range(NUM_EXAMPLES)])
+    expected["gsm8k"] = {str(n): evaluate_written(model, questions, examples, n) for n in (0, 5)}
+    expected["numbers"] = read_numbers()
     (folder / "expected.json").write_text(json.dumps(expected) + "\n")
 
 

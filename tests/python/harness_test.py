@@ -60,6 +60,12 @@ class Tasks(unittest.TestCase):
                     for key in ("acc", "acc_norm", "acc_stderr"):
                         self.assertEqual(found["figures"].get(key), expected["figures"].get(key))
 
+    def test_give_the_written_answers(self):
+        for shots, expected in EXPECTED["gsm8k"].items():
+            with self.subTest(shots=shots):
+                questions, examples = TASKS / "gsm8k.jsonl", TASKS / "gsm8k_examples.jsonl"
+                self.assertEqual(make_tasks.evaluate_written(self.model, questions, examples, int(shots)), expected)
+
     def test_give_the_likelihoods_of_documents(self):
         texts = [json.loads(line)["text"] for line in (TASKS / "texts.jsonl").read_text().splitlines()]
         found = self.model.loglikelihood_rolling([request("loglikelihood_rolling", text) for text in texts], True)

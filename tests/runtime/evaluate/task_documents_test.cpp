@@ -141,6 +141,8 @@ TEST_F(TaskDocuments, AreRefusedWithTheirLine) {
   refuse("arc", R"({"question":"q","choices":{"text":["x","y"],"label":["A"]},"answerKey":"A"})", {"another number"});
   refuse("mmlu", R"({"question":"q","subject":"s","choices":["x"],"answer":0})", {"expected 4 choices, found 1"});
   refuse("lambada", R"({"text":"ends with "})", {"no last word"});
+  refuse("gsm8k", R"({"question":"q","answer":"It is 5."})", {"x.jsonl:1", "the answer has no '#### '"});
+  refuse("gsm8k", R"({"question":"q","answer":5})", {"a string in the field 'answer', found number"});
   expect_error<std::runtime_error>([&] { read("mmlu", "q,1,2,3,4,A\nq,1,2,3,A\n", "x.csv"); },
                                    {"x.csv:2", "found 5 columns"});
   expect_error<std::runtime_error>([&] { read("mmlu", "q,1,2,3,4,A\n\"q,1,2", "x.csv"); }, {"x.csv:2", "not closed"});
