@@ -307,6 +307,7 @@ void check_grid_options(const GridOptions& options, int64_t num_in) {
   const runtime::WeightCode& code = *options.code;
   if (code.numbers == runtime::CodeNumbers::e4m3)
     throw std::invalid_argument("code: fp8 has no grid: use quantize_fp8");
+  if (code.is_blocks()) throw std::invalid_argument("code: blocks have scales of their own: use gptq_to_blocks");
   if (!code.has_width(options.bits)) {
     throw std::invalid_argument("bits: expected " + runtime::widths_text(code) + ", found " +
                                 std::to_string(options.bits));

@@ -12,7 +12,7 @@ namespace {
 void visit_code(runtime::FieldVisitor& visit, const runtime::WeightCode*& code) {
   std::vector<std::string_view> names;
   for (const runtime::WeightCode* known : runtime::weight_codes()) {
-    if (known->numbers != runtime::CodeNumbers::e4m3) names.push_back(known->name);
+    if (known->numbers != runtime::CodeNumbers::e4m3 && !known->is_blocks()) names.push_back(known->name);
   }
   std::string name(code->name);
   visit(
@@ -53,6 +53,10 @@ void GptqOptions::fields(runtime::FieldVisitor& visit) {
   visit("act_order", act_order,
         "`static` rounds columns with large inputs first and leaves groups where they are. `group` forms the groups in "
         "that order and stores an index for each input. `none` keeps the stored order.");
+  loop_fields(visit);
+}
+
+void GptqOptions::loop_fields(runtime::FieldVisitor& visit) {
   visit("damping", damping, {.low = runtime::kAboveZero, .high = 1.0},
         "This share of the mean of H's diagonal is added to the diagonal.");
   visit("block_size", block_size, {.low = 1, .high = 4096},

@@ -62,6 +62,8 @@ struct GptqOptions {
   ActOrder act_order = ActOrder::static_groups;
 
   void fields(runtime::FieldVisitor& visit);
+  // The options of the loop alone, without grid and order.
+  void loop_fields(runtime::FieldVisitor& visit);
 };
 
 inline constexpr int kMaxRefineSweeps = 100;

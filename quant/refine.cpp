@@ -32,13 +32,13 @@
 #include "quant/checked_tensor.h"
 #include "quant/code_points.h"
 #include "quant/row_chunks.h"
+#include "quant/trace_descent.h"
 
 namespace pare::quant {
 namespace {
 
 constexpr int64_t kRefinedRows = 96;
 constexpr int64_t kBlockColumns = 128;  // codes whose changes reach the rest of a wide group by one product
-constexpr int64_t kRefineTraceColumns = 128;
 
 // Columns in an order in which those of a group lie side by side. Storage has that order unless the weight has a g_idx.
 struct Layout {
@@ -47,12 +47,6 @@ struct Layout {
   at::Tensor hessian_II;         // float32, in this order, damped
   double damping = 0.0;          // the value that was added to its diagonal
 };
-
-at::Tensor damped(const at::Tensor& hessian_II, double damping) {
-  at::Tensor damped_II = hessian_II.clone();
-  damped_II.diagonal().add_(damping);
-  return damped_II;
-}
 
 Layout make_layout(const runtime::QuantizedWeight& weight, const at::Tensor& hessian_II, double damping) {
   Layout layout;
@@ -68,10 +62,8 @@ Layout make_layout(const runtime::QuantizedWeight& weight, const at::Tensor& hes
     const at::Tensor index = at::tensor(layout.order_I);
     layout.hessian_II = hessian_II.index_select(0, index).index_select(1, index);
   }
-  const at::Tensor diagonal_I = hessian_II.diagonal().to(at::kDouble);
-  const double num_live = std::max(1.0, static_cast<double>(diagonal_I.count_nonzero().item<int64_t>()));
-  layout.damping = damping * diagonal_I.sum().item<double>() / num_live;
-  if (layout.damping > 0.0) layout.hessian_II = damped(layout.hessian_II, layout.damping);
+  layout.damping = absolute_damping(hessian_II, damping);
+  layout.hessian_II = damped(layout.hessian_II, layout.damping);
   return layout;
 }
 
@@ -161,73 +153,12 @@ RowChunk gather_chunk(const at::Tensor& weight_OI, const runtime::QuantizedWeigh
   return chunk;
 }
 
-// E_r H E_r^T of every row, in float64, under the damped H and under the H that was given.
-struct RowTraces {
-  std::vector<double> damped_R, plain_R;
-};
-
-// Sums the traces by blocks of H's columns. H is symmetric, so what lies below a block's square counts twice.
-RowTraces row_traces(const at::Tensor& error_IR, const Layout& layout) {
-  const int64_t num_in = error_IR.size(0), num_rows = error_IR.size(1);
-  const at::Tensor errors_IR = error_IR.to(at::kDouble);
-  const double* errors = errors_IR.const_data_ptr<double>();
-  std::vector<double> traces_R(num_rows, 0.0), squares_R(num_rows, 0.0);
-  for (int64_t begin = 0; begin < num_in; begin += kRefineTraceColumns) {
-    const int64_t width = std::min(kRefineTraceColumns, num_in - begin), height = num_in - begin;
-    const at::Tensor block = layout.hessian_II.narrow(0, begin, height).narrow(1, begin, width).to(at::kDouble);
-    block.narrow(0, width, height - width).mul_(2.0);
-    const at::Tensor product = at::mm(block.t(), errors_IR.narrow(0, begin, height));
-    const double* products = product.const_data_ptr<double>();
-    for (int64_t i = 0; i < width; ++i) {
-      const double* errors_R = errors + (begin + i) * num_rows;
-#pragma omp simd
-      for (int64_t r = 0; r < num_rows; ++r) {
-        traces_R[r] += products[i * num_rows + r] * errors_R[r];
-        squares_R[r] += errors_R[r] * errors_R[r];
-      }
-    }
-  }
-  RowTraces traces{traces_R, traces_R};
-  for (int64_t r = 0; r < num_rows; ++r) traces.plain_R[r] -= layout.damping * squares_R[r];
-  return traces;
-}
-
 // One group of one chunk while it is visited.
 struct GroupView {
   int64_t group, begin, width;
   at::Tensor hessian_WW;   // the group's square of H, a view
   at::Tensor gradient_WR;  // E H of its columns
 };
-
-// Updates the gradient after W' of the group moved by amounts_R * directions_WR: gradient -= amount * (H directions).
-void shift_gradient(GroupView& view, const std::vector<float>& amounts_R, const at::Tensor& products_WR) {
-  const int64_t num_rows = view.gradient_WR.size(1);
-  float* gradient = view.gradient_WR.mutable_data_ptr<float>();
-  const float* products = products_WR.const_data_ptr<float>();
-  for (int64_t i = 0; i < view.width; ++i) {
-#pragma omp simd
-    for (int64_t r = 0; r < num_rows; ++r) {
-      gradient[i * num_rows + r] -= amounts_R[r] * products[i * num_rows + r];
-    }
-  }
-}
-
-// Returns the column sums of a * b, [W, R] -> [R], in float64.
-std::vector<double> column_dots(const float* a_WR, const float* b_WR, int64_t width, int64_t num_rows) {
-  std::vector<double> sums_R(num_rows, 0.0);
-  for (int64_t i = 0; i < width; ++i) {
-#pragma omp simd
-    for (int64_t r = 0; r < num_rows; ++r) {
-      sums_R[r] += static_cast<double>(a_WR[i * num_rows + r]) * static_cast<double>(b_WR[i * num_rows + r]);
-    }
-  }
-  return sums_R;
-}
-
-// Returns whether moving along a direction d by `amount` lowers the trace: amount^2 (d H d^T) - 2 amount (d . G) < 0.
-bool falls(double amount, double curvature, double slope) {
-  return amount * (amount * curvature - 2.0 * slope) < 0.0;
-}
 
 // Returns the scale of that type that is nearest. round_to takes the power of two below, and from 1.5 times a power on
 // the next one is nearer.
@@ -265,7 +196,7 @@ bool update_scales(RowChunk& chunk, GroupView& view, runtime::DType scale_dtype,
     scales_R[r] = scale;
     changed = true;
   }
-  if (changed) shift_gradient(view, amounts_R, products_WR);
+  if (changed) shift_gradient(amounts_R, products_WR, view.gradient_WR);
   return changed;
 }
 
@@ -308,7 +239,7 @@ bool update_zeros(RowChunk& chunk, GroupView& view, float levels) {
     zeros_R[r] = zero;
     changed = true;
   }
-  if (changed) shift_gradient(view, amounts_R, products_WR);
+  if (changed) shift_gradient(amounts_R, products_WR, view.gradient_WR);
   if (changed && !all_kept) follow_zeros(chunk, view);
   return changed;
 }
@@ -473,11 +404,11 @@ RefineResult refine(const at::Tensor& weight_OI, const runtime::QuantizedWeight&
   std::vector<double> before_O(num_out), after_O(num_out);
   for_row_chunks(num_out, kRefinedRows, [&](int64_t first_row, int64_t num_rows) {
     RowChunk chunk = gather_chunk(weight, start, kept, layout, first_row, num_rows);
-    const RowTraces before = row_traces(chunk.error_IR, layout);
+    const RowTraces before = row_traces(chunk.error_IR, layout.hessian_II, layout.damping);
     for (int step = 0; step < options.sweeps; ++step) {
       if (!sweep(chunk, layout, start, options)) break;
     }
-    const RowTraces after = row_traces(chunk.error_IR, layout);
+    const RowTraces after = row_traces(chunk.error_IR, layout.hessian_II, layout.damping);
     for (int64_t r = 0; r < num_rows; ++r) {
       const bool fell = after.damped_R[r] < before.damped_R[r] && after.plain_R[r] <= before.plain_R[r];
       if (fell) scatter_row(chunk, layout, r, first_row + r, result.weight);

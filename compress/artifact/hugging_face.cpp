@@ -250,7 +250,7 @@ void verify_hugging_face(const Parts& parts, const runtime::Checkpoint& source, 
                                record.name + " reads back differently from what was computed");
     }
     if (record.is_plain()) continue;  // compared with the other tensors below
-    const runtime::StoredLinear stored = stored_again(written.linear(linear), record, directory);
+    const runtime::StoredLinear stored = stored_again(written.stored_linear(linear), record, directory);
     if (content_hash(stored) != record.sha256) {
       throw std::runtime_error("verification of '" + directory.string() + "': codes, scales or input of " +
                                record.name + " read back differently from what was computed");

@@ -2,6 +2,7 @@
 
 #include "compress/recipe/activation_sparsity_pass.h"
 #include "compress/recipe/distill_pass.h"
+#include "compress/recipe/gguf_pass.h"
 #include "compress/recipe/pass_options.h"
 #include "compress/recipe/prune_options.h"
 #include "compress/recipe/reconstruct_pass.h"
@@ -21,6 +22,7 @@ std::vector<const PassRow*>& table() {
       row<SparseGptPass>("sparsegpt", apply_sparsegpt),
       row<RtnPass>("rtn", apply_rtn),
       row<GptqPass>("gptq", apply_gptq),
+      row<GgufPass>("gguf", apply_gguf),
       row<Fp8Pass>("fp8", apply_fp8),
       row<LlmInt8Pass>("llm_int8", apply_llm_int8),
       row<ActivationsPass>("activations", apply_activations),

@@ -16,6 +16,7 @@ std::optional<InputScaling> apply_wanda(StageState& stage, const SteppedLayers& 
 std::optional<InputScaling> apply_sparsegpt(StageState& stage, const SteppedLayers& layers);
 std::optional<InputScaling> apply_rtn(StageState& stage, const SteppedLayers& layers);
 std::optional<InputScaling> apply_gptq(StageState& stage, const SteppedLayers& layers);
+std::optional<InputScaling> apply_gguf(StageState& stage, const SteppedLayers& layers);
 std::optional<InputScaling> apply_fp8(StageState& stage, const SteppedLayers& layers);
 std::optional<InputScaling> apply_llm_int8(StageState& stage, const SteppedLayers& layers);
 std::optional<InputScaling> apply_activations(StageState& stage, const SteppedLayers& layers);

@@ -176,6 +176,7 @@ void plan_block(const Recipe& recipe, runtime::DType model_dtype, std::vector<La
       continue;
     }
     check_fits_agree(layer);
+    check_zeros_are_held(layer);
     plan_storage(recipe.container, layer);
     if (layer.only_drops_inputs()) {
       check_measured_layers(recipe, layer.linear.name);

@@ -153,6 +153,17 @@ void check_pattern_effects(const Recipe& recipe, const std::vector<std::string>&
   }
 }
 
+void check_zeros_are_held(const LayerPlan& layer) {
+  const Step* const rounding = layer.find_step(PassKind::rounds);
+  const bool has_zeros = layer.kept_zeros.has_value() || layer.step(PassKind::changes_weights) != nullptr;
+  if (!has_zeros || rounding == nullptr || rounding->options->holds_zeros()) return;
+  refuse_recipe(
+      std::string(rounding->options->words(rounding->row->key)) + ": " + layer.linear.name +
+      (layer.kept_zeros ? " is pruned in the source" : " is pruned before it") +
+      ", and its codes have none that stands for 0: take a type without minima (q4_0, q5_0, q8_0, q3_k, q6_k)" +
+      (layer.kept_zeros ? ", or 'release_zeros: true'" : ""));
+}
+
 void check_measured_layers(const Recipe& recipe, const std::string& layer) {
   if (!recipe.budget && !recipe.sensitivity) return;
   const std::string key = recipe.budget ? "budget" : "sensitivity";

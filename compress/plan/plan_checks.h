@@ -26,6 +26,8 @@ void check_packing(const Recipe& recipe);
 void check_pattern_names(const Recipe& recipe, const std::vector<std::string>& names);
 // Refuses a pattern that matches only layers to which it does nothing.
 void check_pattern_effects(const Recipe& recipe, const std::vector<std::string>& names, const RunPlan& plan);
+// Refuses a layer whose pruned weights would not stay 0 in the codes that it gets (PassOptions::holds_zeros).
+void check_zeros_are_held(const LayerPlan& layer);
 // Refuses a budget or a survey where this layer's weight is not rounded and only its inputs are dropped.
 void check_measured_layers(const Recipe& recipe, const std::string& layer);
 // Refuses steps that disagree about the fit, because a layer is fitted once, before its first step.

@@ -3,6 +3,7 @@
 #include <map>
 #include <set>
 
+#include "compress/plan/plan_checks.h"
 #include "prune/options.h"
 #include "runtime/commands/layer_sparsity.h"
 #include "runtime/system/interrupt.h"
@@ -51,6 +52,7 @@ std::string keep_zeros_of_source(const Recipe& recipe, const runtime::Checkpoint
       checkpoint.drop_pages(layer.linear);
       if (!zeros) continue;
       layer.kept_zeros = zeros->pattern;
+      check_zeros_are_held(layer);
       (zeros->is_claimed || recipe.asks_for_zeros ? known : guessed).add(layer.linear, *zeros);
     }
   }

@@ -116,6 +116,8 @@ class PassOptions {
   // is the place of the last override that gives an option; -1: none does. Throws std::invalid_argument for overrides
   // that do not go together.
   virtual void settle(const std::string& layer, const std::function<int(std::string_view)>& given_at);
+  // After that: gives options the values that a layer of this shape takes.
+  virtual void settle_shape(int64_t, int64_t) {}
   // After that; `layer` has num_in inputs. Throws std::invalid_argument for options that do not fit it.
   virtual void check_layer(const std::string& layer, int64_t num_out, int64_t num_in) const;
 
@@ -130,6 +132,8 @@ class PassOptions {
 
   // How the step stores a layer, in `scheme`, which says how the steps before it do.
   virtual void store(runtime::PackScheme&) const {}
+  // Of passes that store codes: whether pruned weights stay 0 in them.
+  virtual bool holds_zeros() const { return true; }
   // Of passes that round to a grid of bits and groups: that grid. Of passes that round inputs: their format.
   virtual const quant::GridOptions* grid() const { return nullptr; }
   virtual const runtime::InputFormat* input() const { return nullptr; }

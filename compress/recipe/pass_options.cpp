@@ -1,21 +1,15 @@
 #include "compress/recipe/pass_options.h"
 
 #include <algorithm>
-#include <regex>
 #include <stdexcept>
 
 #include "compress/recipe/measured_costs.h"
+#include "compress/recipe/pattern_advice.h"
 #include "runtime/containers/bitsandbytes_int8.h"
 #include "runtime/containers/pare_int8.h"
 
 namespace pare::compress {
 namespace {
-
-// Returns a pattern of the layers that have this name in any block: "model.layers.*.mlp.down_proj".
-std::string pattern_of_all_blocks(const std::string& layer) {
-  static const std::regex kNumber("\\.[0-9]+(?=\\.)");
-  return std::regex_replace(layer, kNumber, ".*");
-}
 
 // The search of scales, and what each further operation per weight and column of H takes.
 double rounding_operations(const StageExtent& stage, double per_column) {

@@ -1,6 +1,7 @@
 #include "compress/recipe/pattern_advice.h"
 
 #include <algorithm>
+#include <regex>
 #include <string_view>
 
 #include "compress/recipe/recipe.h"
@@ -47,6 +48,11 @@ std::string pattern_advice(const std::string& pattern, const std::vector<std::st
   if (matches_some(glob, names)) return advice + ": write '" + glob + "'";
   const std::string open = glob + "*";
   return !pattern.ends_with('$') && matches_some(open, names) ? advice + ": write '" + open + "'" : advice;
+}
+
+std::string pattern_of_all_blocks(const std::string& layer) {
+  static const std::regex kNumber("\\.[0-9]+(?=\\.)");
+  return std::regex_replace(layer, kNumber, ".*");
 }
 
 }  // namespace pare::compress

@@ -11,4 +11,7 @@ namespace pare::compress {
 // one and it matches. Else "".
 std::string pattern_advice(const std::string& pattern, const std::vector<std::string>& names);
 
+// Returns a pattern of the layers that have this name in any block: "model.layers.*.mlp.down_proj".
+std::string pattern_of_all_blocks(const std::string& layer);
+
 }  // namespace pare::compress

@@ -280,6 +280,7 @@ std::shared_ptr<PassOptions> layer_options(const PassRecipe& pass, const std::st
       return found == given_at.end() ? -1 : found->second;
     });
   }
+  options->settle_shape(num_out, num_in);
   options->check_layer(layer, num_out, num_in);
   return options;
 }

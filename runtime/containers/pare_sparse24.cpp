@@ -427,7 +427,7 @@ std::string pare_sparse24_problem(const PackScheme& scheme) {
     const bool is_as_it_was = scheme.pattern.is_dense() && input.is_plain();
     return is_as_it_was ? "dense weights without a pattern and without rounded inputs are not compressed at all" : "";
   }
-  if (scheme.code->numbers == CodeNumbers::e4m3 || scheme.layout != CodeLayout::packed) {
+  if (scheme.code->numbers == CodeNumbers::e4m3 || scheme.code->is_blocks() || scheme.layout != CodeLayout::packed) {
     return "it holds dense values and codes in bit streams, found " +
            (scheme.is_integer() ? "codes in bytes" : std::string(scheme.code->name) + " codes: use compressed-tensors");
   }

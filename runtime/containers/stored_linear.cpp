@@ -31,6 +31,17 @@ DenseWeight dense_weight(StoredLinear linear) {
           .owned = owned};
 }
 
+DenseWeight decoded_weight(const QuantizedWeight& blocks) {
+  StoredLinear linear;
+  linear.weight.num_out = blocks.num_out;
+  linear.weight.num_in = blocks.num_in;
+  linear.dense_dtype = DType::F32;
+  linear.dense_OI.resize(static_cast<size_t>(blocks.num_out * blocks.num_in) * sizeof(float));
+  const std::vector<float> values_OI = dequantize(blocks);
+  convert_from_float(DType::F32, values_OI, linear.dense_OI);
+  return dense_weight(std::move(linear));
+}
+
 std::vector<float> effective_weight(const StoredLinear& linear) {
   std::vector<float> weight_OI;
   if (linear.dense_OI.empty()) {

@@ -19,6 +19,9 @@ StoredLinear unpack_linear(const FindTensor& find, const PackScheme& scheme, int
 // Returns the dense weight that dense_OI holds, in memory of its own.
 DenseWeight dense_weight(StoredLinear linear);
 
+// Returns the values of a weight in blocks of GGUF, in float32.
+DenseWeight decoded_weight(const QuantizedWeight& blocks);
+
 // Returns W as the runtime multiplies it, float32 [O, I]: dequantized, or dense_OI, with the outlier columns in place
 // of W's own.
 std::vector<float> effective_weight(const StoredLinear& linear);

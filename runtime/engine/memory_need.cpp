@@ -39,6 +39,8 @@ int64_t packed_weight_bytes(const LinearDescription& linear, const PackScheme& s
                             bool on_host) {
   constexpr int64_t kFloatBytes = sizeof(float), kWordBits = 32, kVectorBytes = 16;
   if (scheme.input.outliers == OutlierRule::columns && !on_host) return linear.num_out * linear.num_in * kFloatBytes;
+  // Blocks of GGUF are decoded to float32.
+  if (!scheme.is_dense() && scheme.code->is_blocks()) return linear.num_out * linear.num_in * kFloatBytes;
   const int64_t bits = scheme.is_dense()     ? 8 * static_cast<int64_t>(dtype_size_bytes(dense_dtype))
                        : scheme.is_integer() ? scheme.bits
                                              : std::max(scheme.bits, kMaxTableBits);

@@ -7,7 +7,7 @@
 #include <iterator>
 #include <variant>
 
-#include "runtime/files/gguf_encode.h"
+#include "runtime/files/gguf_parts.h"
 
 namespace pare::runtime {
 namespace {
@@ -122,7 +122,7 @@ void GgufTranscoder::write_block(int64_t row, int64_t block, std::span<std::byte
   }
   const Held& held = *find_held(type_);
   const int zero = weight_->zero(row, group);
-  GgufCodes made;
+  GgufParts made;
   made.scale = scale;
   if (held.bits != 0) {
     made.minimum = -static_cast<float>(zero) * scale;
@@ -130,7 +130,7 @@ void GgufTranscoder::write_block(int64_t row, int64_t block, std::span<std::byte
   } else {
     for (size_t j = 0; j < kBlock; ++j) made.codes[j] = static_cast<uint8_t>(codes[j] - zero - held.least);
   }
-  put_gguf_codes(type_, made, out);
+  put_together(*find_gguf_grid(type_), made, out);
 }
 
 void GgufTranscoder::write_row(int64_t row, std::span<std::byte> blocks) const {

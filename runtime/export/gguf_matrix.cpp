@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 #include <stdexcept>
+#include <variant>
 #include <vector>
 
 #include "runtime/export/gguf_codes.h"
@@ -19,11 +20,6 @@ GgufBlock block_of(GgufType type) {
   return gguf_block(static_cast<uint32_t>(type));
 }
 
-size_t row_bytes(GgufType type, int64_t width) {
-  const GgufBlock block = block_of(type);
-  return static_cast<size_t>(width / block.num_elements * block.size_bytes);
-}
-
 // Reads row r of a matrix as the file orders them.
 using ReadRow = std::function<void(int64_t row, std::span<float> out)>;
 // Writes row r of it.
@@ -35,7 +31,7 @@ class Encoder {
   GgufLoss loss;
 
   void encode(int64_t num_rows, int64_t width, const ReadRow& read, const WriteRow& write) {
-    const size_t size = row_bytes(type_, width);
+    const auto size = static_cast<size_t>(gguf_row_bytes(type_, width));
     const int64_t chunk = std::max(kChunkElements / width, int64_t{1});
     std::vector<std::byte> bytes;
     for (int64_t first = 0; first < num_rows; first += chunk) {
@@ -112,8 +108,8 @@ std::vector<int64_t> stored_rows(const GgufSource& source, int64_t num_rows) {
 
 LinearWeights read_linear(const Checkpoint& checkpoint, const LinearDescription& linear) {
   const ModelDescription& model = checkpoint.description();
-  if (linear.name == model.embedding_name) return checkpoint.linear(checkpoint.embedding());
-  return checkpoint.linear(linear);
+  if (linear.name == model.embedding_name) return checkpoint.stored_linear(checkpoint.embedding());
+  return checkpoint.stored_linear(linear);
 }
 
 std::vector<float> floats_of(const TensorView& tensor) {
@@ -192,19 +188,27 @@ GgufLoss make_gguf_tensor(const Checkpoint& checkpoint, const PlannedGgufTensor&
     const std::vector<int64_t> rows = stored_rows(place.source, linear.num_out);
     const auto stored = [&](int64_t row) { return rows.empty() ? row : rows[static_cast<size_t>(row)]; };
     const GgufTranscoder codes(weights, type);
-    const std::span<const float> columns =
-        importance && !codes.holds_codes() ? importance(linear) : std::span<const float>();
+    const auto* const stored_blocks = std::get_if<QuantizedWeight>(&weights.weight);
+    const bool has_blocks = stored_blocks != nullptr && stored_blocks->code->is_blocks() &&
+                            stored_blocks->code->gguf_type == static_cast<uint32_t>(type);
+    const bool keeps_codes = has_blocks || codes.holds_codes();
+    const std::span<const float> columns = importance && !keeps_codes ? importance(linear) : std::span<const float>();
     encoder.encode(
         linear.num_out, linear.num_in,
         [&](int64_t row, std::span<float> out) { read_weight_row(weights, stored(row), out); },
         [&](int64_t row, std::span<const float> x, std::span<std::byte> blocks) {
-          if (codes.holds_codes()) {
+          if (has_blocks) {
+            const std::span<const std::byte> all = std::as_bytes(std::span(stored_blocks->codes_OI));
+            const std::span<const std::byte> own =
+                all.subspan(static_cast<size_t>(stored(row)) * blocks.size(), blocks.size());
+            std::ranges::copy(own, blocks.begin());
+          } else if (codes.holds_codes()) {
             codes.write_row(stored(row), blocks);
           } else {
             encode_gguf_row(type, x, columns, blocks);
           }
         });
-    encoder.loss.keeps_codes = encoder.loss.keeps_codes && codes.holds_codes();
+    encoder.loss.keeps_codes = encoder.loss.keeps_codes && keeps_codes;
     checkpoint.drop_pages(linear);
   }
   return encoder.loss;
@@ -217,7 +221,7 @@ bool is_held_exactly(const LinearWeights& linear, GgufType type) {
 #pragma omp parallel
   {
     std::vector<float> x(static_cast<size_t>(linear.num_in())), y(x.size());
-    std::vector<std::byte> blocks(row_bytes(type, linear.num_in()));
+    std::vector<std::byte> blocks(static_cast<size_t>(gguf_row_bytes(type, linear.num_in())));
 #pragma omp for schedule(dynamic, 16) reduction(&& : is_exact)
     for (int64_t r = 0; r < linear.num_out(); ++r) {
       if (!is_exact) continue;

@@ -17,6 +17,19 @@ bool is_quantized(const Checkpoint& checkpoint, const LinearDescription& linear)
   return scheme && !scheme->is_dense();
 }
 
+// Returns the type of blocks in which all parts are stored; nullopt: they are not, or in several.
+std::optional<GgufType> stored_blocks(const Checkpoint& checkpoint, const PlannedGgufTensor& tensor) {
+  std::optional<GgufType> type;
+  for (const GgufPlace& place : tensor.parts) {
+    const std::optional<PackScheme> scheme = checkpoint.stored_scheme(*place.linear);
+    if (!scheme || scheme->is_dense() || !scheme->code->is_blocks()) return std::nullopt;
+    const auto own = static_cast<GgufType>(scheme->code->gguf_type);
+    if (type && *type != own) return std::nullopt;
+    type = own;
+  }
+  return type;
+}
+
 // Returns the type of floats that holds what a dense linear has.
 GgufType float_type(const Checkpoint& checkpoint, const LinearDescription& linear) {
   const std::string name = linear.name + ".weight";
@@ -113,6 +126,14 @@ void Plan::choose_type(PlannedGgufTensor& tensor) const {
   }
   const LinearDescription& linear = *tensor.parts.front().linear;
   const bool has_codes = tensor.making == GgufMaking::matrix && is_quantized(checkpoint_, linear);
+  const bool asks_for_floats = format_.type && gguf_block(static_cast<uint32_t>(*format_.type)).num_elements == 1;
+  if (tensor.making == GgufMaking::matrix && !asks_for_floats) {
+    if (const std::optional<GgufType> blocks = stored_blocks(checkpoint_, tensor)) {
+      tensor.chosen = {*blocks};
+      if (format_.type && *format_.type != *blocks) tensor.chosen.why = "its blocks stay as they are";
+      return;
+    }
+  }
   if (format_.type) {
     const bool is_head = linear.name == model_.head.name || (model_.tied_head && linear.name == model_.embedding_name);
     // A head that has codes keeps its size.

@@ -53,6 +53,8 @@ struct GgufBlock {
 };
 // Throws std::invalid_argument naming the number and the types that are read.
 GgufBlock gguf_block(uint32_t type);
+// Returns the bytes of a row of `width` elements, which fill whole blocks.
+int64_t gguf_row_bytes(GgufType type, int64_t width);
 
 // Decodes whole blocks to float32. out.size() must be a multiple of the block's elements and blocks.size() must match
 // it (else std::invalid_argument). The values are those that llama.cpp's own dequantization computes (float32

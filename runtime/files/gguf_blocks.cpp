@@ -268,6 +268,11 @@ GgufBlock gguf_block(uint32_t type) {
   return block_type(type).block;
 }
 
+int64_t gguf_row_bytes(GgufType type, int64_t width) {
+  const GgufBlock block = gguf_block(static_cast<uint32_t>(type));
+  return width / block.num_elements * block.size_bytes;
+}
+
 void decode_gguf_blocks(GgufType type, std::span<const std::byte> blocks, std::span<float> out) {
   const BlockType& known = block_type(static_cast<uint32_t>(type));
   const auto num_blocks = static_cast<int64_t>(out.size()) / known.block.num_elements;

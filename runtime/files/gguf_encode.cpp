@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <stdexcept>
 
 #include "runtime/files/gguf_block_search.h"
 #include "runtime/files/gguf_grids.h"
 #include "runtime/files/gguf_k_encode.h"
+#include "runtime/files/gguf_parts.h"
 #include "runtime/format/dtype.h"
 
 namespace pare::runtime {
@@ -15,27 +15,6 @@ namespace {
 
 constexpr int kSize = 32;  // elements of a block
 constexpr float kLargestHalf = 65504.0f;
-
-void put_half(float value, uint8_t* out) {
-  const uint16_t bits = float_to_f16(value);
-  std::memcpy(out, &bits, sizeof bits);
-}
-
-// The places of a format's parts in its block.
-struct Layout {
-  GgufType type;
-  bool has_minimum = false, has_fifth_bits = false;
-};
-
-const Layout* find_layout(GgufType type) {
-  static constexpr Layout kLayouts[] = {{GgufType::Q4_0},
-                                        {GgufType::IQ4_NL},
-                                        {GgufType::Q4_1, true},
-                                        {GgufType::Q5_0, false, true},
-                                        {GgufType::Q5_1, true, true}};
-  const auto* found = std::ranges::find(kLayouts, type, &Layout::type);
-  return found == std::end(kLayouts) ? nullptr : found;
-}
 
 // --- Searches ------------------------------------------------------------------------------------------------------
 
@@ -70,10 +49,10 @@ uint8_t code_of_level(float level) {
 }
 
 // As search_scale, with levels that are not evenly spaced.
-GgufCodes search_levels(const float* x, const float* w) {
-  GgufCodes best;
+GgufParts search_levels(const float* x, const float* w) {
+  GgufParts best;
   const float extreme = largest_magnitude<kSize>(x);
-  best.codes.fill(code_of_level(1.0f));
+  std::fill_n(best.codes.begin(), kSize, code_of_level(1.0f));
   if (extreme == 0.0f) return best;
   BestStarts starts;
   for (const float sign : {1.0f, -1.0f}) {
@@ -102,9 +81,9 @@ GgufCodes search_levels(const float* x, const float* w) {
   return best;
 }
 
-GgufCodes search_block(GgufType type, const float* x, const float* w) {
+GgufParts search_block(GgufType type, const float* x, const float* w) {
   if (type == GgufType::IQ4_NL) return search_levels(x, w);
-  GgufCodes block;
+  GgufParts block;
   const auto take = [&](const auto& found, int least) {
     for (size_t i = 0; i < kSize; ++i) block.codes[i] = static_cast<uint8_t>(found.codes[i] - least);
     block.scale = found.scale;
@@ -126,33 +105,7 @@ GgufCodes search_block(GgufType type, const float* x, const float* w) {
 }  // namespace
 
 bool is_encoded(GgufType type) {
-  return type == GgufType::F32 || type == GgufType::F16 || type == GgufType::BF16 || type == GgufType::Q8_0 ||
-         find_layout(type) != nullptr || is_k_encoded(type);
-}
-
-void put_gguf_codes(GgufType type, const GgufCodes& block, std::span<std::byte> out) {
-  auto* bytes = reinterpret_cast<uint8_t*>(out.data());
-  put_half(block.scale, bytes);
-  bytes += sizeof(uint16_t);
-  if (type == GgufType::Q8_0) {
-    for (size_t i = 0; i < kSize; ++i) bytes[i] = static_cast<uint8_t>(block.codes[i] - 128);
-    return;
-  }
-  const Layout* const layout = find_layout(type);
-  if (layout == nullptr) throw std::invalid_argument("blocks of this type have no 32 codes");
-  if (layout->has_minimum) {
-    put_half(block.minimum, bytes);
-    bytes += sizeof(uint16_t);
-  }
-  if (layout->has_fifth_bits) {
-    uint32_t fifth = 0;
-    for (size_t i = 0; i < kSize; ++i) fifth |= static_cast<uint32_t>(block.codes[i] >> 4 & 1) << i;
-    std::memcpy(bytes, &fifth, sizeof fifth);
-    bytes += sizeof fifth;
-  }
-  for (size_t j = 0; j < kSize / 2; ++j) {
-    bytes[j] = static_cast<uint8_t>((block.codes[j] & 15) | (block.codes[j + kSize / 2] & 15) << 4);
-  }
+  return type == GgufType::F32 || type == GgufType::F16 || type == GgufType::BF16 || find_gguf_grid(type) != nullptr;
 }
 
 void encode_gguf_row(GgufType type, std::span<const float> x_I, std::span<const float> importance_I,
@@ -177,15 +130,13 @@ void encode_gguf_row(GgufType type, std::span<const float> x_I, std::span<const 
     throw std::runtime_error("a weight of " + std::to_string(*too_large) +
                              " is beyond float16, in which blocks hold their scales: expected at most 65504");
   }
-  static const std::vector<float> kOnes(256, 1.0f);
+  const GgufGrid& grid = *find_gguf_grid(type);
+  static const std::vector<float> kOnes(kMostGgufElements, 1.0f);
   for (size_t begin = 0; begin < x_I.size(); begin += size, blocks = blocks.subspan(bytes)) {
     const float* const x = x_I.data() + begin;
     const float* const w = importance_I.empty() ? kOnes.data() : importance_I.data() + begin;
-    if (is_k_encoded(type)) {
-      encode_k_block(type, x, w, reinterpret_cast<uint8_t*>(blocks.data()));
-    } else {
-      put_gguf_codes(type, search_block(type, x, w), blocks.first(bytes));
-    }
+    const GgufParts parts = grid.is_super() ? search_super_block(type, x, w) : search_block(type, x, w);
+    put_together(grid, parts, blocks.first(bytes));
   }
 }
 

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <stdexcept>
 
 #include "runtime/files/gguf_block_search.h"
@@ -17,11 +16,6 @@ namespace {
 
 constexpr int kSuper = 256;
 constexpr int kTurns = 3;
-
-void put_half_at(float value, uint8_t* out) {
-  const uint16_t bits = float_to_f16(value);
-  std::memcpy(out, &bits, sizeof bits);
-}
 
 // --- Scale alone: Q3_K, Q6_K ---------------------------------------------------------------------------------------
 
@@ -216,118 +210,47 @@ MinimumSuper<N> search_super_with_minima(const float* x, const float* w, int mos
   return best;
 }
 
-// --- Bytes ---------------------------------------------------------------------------------------------------------
+// --- Types ---------------------------------------------------------------------------------------------------------
 
-// Two bits of element j of part p of 16, as Q2_K and Q3_K have them.
-void put_two_bits(uint8_t* codes, size_t p, size_t j, int two_bits) {
-  codes[32 * (p / 8) + 16 * (p % 2) + j] |= static_cast<uint8_t>(two_bits << (2 * (p % 8 / 2)));
-}
-
-void encode_q2_k(const float* x, const float* w, uint8_t* out) {
-  const MinimumSuper<16> found = search_super_with_minima<16>(x, w, 3, 15);
-  for (size_t p = 0; p < 16; ++p) {
-    out[p] = static_cast<uint8_t>(found.scales[p] | found.minima[p] << 4);
-    for (size_t j = 0; j < 16; ++j) put_two_bits(out + 16, p, j, static_cast<int>(found.codes[p][j]));
-  }
-  put_half_at(found.d, out + 80);
-  put_half_at(found.dmin, out + 82);
-}
-
-void encode_q3_k(const float* x, const float* w, uint8_t* out) {
-  const ScaledSuper<16> found = search_super<16>(x, w, {-4, 3}, {-32, 31});
-  uint8_t* const scales = out + 96;
-  for (size_t p = 0; p < 16; ++p) {
-    const int scale = found.scales[p] + 32;
-    scales[p % 8] |= static_cast<uint8_t>((scale & 15) << (p < 8 ? 0 : 4));
-    scales[8 + p % 4] |= static_cast<uint8_t>((scale >> 4) << (2 * (p / 4)));
-    for (size_t j = 0; j < 16; ++j) {
-      const int code = static_cast<int>(found.codes[p][j]) + 4;
-      put_two_bits(out + 32, p, j, code & 3);
-      out[16 * (p % 2) + j] |= static_cast<uint8_t>((code >> 2) << (p / 2));
+// Codes of search_super begin at the least one.
+template <int N>
+GgufParts parts_of(const ScaledSuper<N>& found, int least) {
+  GgufParts parts;
+  parts.scale = found.d;
+  for (size_t p = 0; p < found.scales.size(); ++p) {
+    parts.scales[p] = found.scales[p];
+    for (size_t i = 0; i < N; ++i) {
+      parts.codes[p * N + i] = static_cast<uint8_t>(static_cast<int>(found.codes[p][i]) - least);
     }
   }
-  put_half_at(found.d, out + 108);
+  return parts;
 }
 
-void put_scales_and_minima(const MinimumSuper<32>& found, uint8_t* out) {
-  put_half_at(found.d, out);
-  put_half_at(found.dmin, out + 2);
-  uint8_t* const bytes = out + 4;
-  for (size_t p = 0; p < 4; ++p) {
-    const int scale = found.scales[p + 4], minimum = found.minima[p + 4];
-    bytes[p] = static_cast<uint8_t>(found.scales[p] | (scale >> 4) << 6);
-    bytes[p + 4] = static_cast<uint8_t>(found.minima[p] | (minimum >> 4) << 6);
-    bytes[p + 8] = static_cast<uint8_t>((scale & 15) | (minimum & 15) << 4);
+template <int N>
+GgufParts parts_of(const MinimumSuper<N>& found) {
+  GgufParts parts;
+  parts.scale = found.d;
+  parts.minimum = found.dmin;
+  for (size_t p = 0; p < found.scales.size(); ++p) {
+    parts.scales[p] = found.scales[p];
+    parts.minima[p] = found.minima[p];
+    for (size_t i = 0; i < N; ++i) parts.codes[p * N + i] = static_cast<uint8_t>(found.codes[p][i]);
   }
-}
-
-// Codes of 4 bits, and a fifth bit where `high` is not null.
-void put_codes(const MinimumSuper<32>& found, uint8_t* high, uint8_t* out) {
-  for (size_t p = 0; p < 8; ++p) {
-    for (size_t j = 0; j < 32; ++j) {
-      const int code = static_cast<int>(found.codes[p][j]);
-      out[32 * (p / 2) + j] |= static_cast<uint8_t>((code & 15) << (4 * (p % 2)));
-      if (high != nullptr) high[j] |= static_cast<uint8_t>((code >> 4) << p);
-    }
-  }
-}
-
-void encode_q4_k(const float* x, const float* w, uint8_t* out) {
-  const MinimumSuper<32> found = search_super_with_minima<32>(x, w, 15, 63);
-  put_scales_and_minima(found, out);
-  put_codes(found, nullptr, out + 16);
-}
-
-void encode_q5_k(const float* x, const float* w, uint8_t* out) {
-  const MinimumSuper<32> found = search_super_with_minima<32>(x, w, 31, 63);
-  put_scales_and_minima(found, out);
-  put_codes(found, out + 16, out + 48);
-}
-
-void encode_q6_k(const float* x, const float* w, uint8_t* out) {
-  const ScaledSuper<16> found = search_super<16>(x, w, {-32, 31}, {-128, 127});
-  for (size_t p = 0; p < 16; ++p) {
-    out[192 + p] = static_cast<uint8_t>(static_cast<int8_t>(found.scales[p]));
-    for (size_t i = 0; i < 16; ++i) {
-      const int code = static_cast<int>(found.codes[p][i]) + 32;
-      const size_t half = p / 8, quarter = p % 8 / 2, j = 16 * (p % 2) + i;
-      out[64 * half + 32 * (quarter % 2) + j] |= static_cast<uint8_t>((code & 15) << (4 * (quarter / 2)));
-      out[128 + 32 * half + j] |= static_cast<uint8_t>((code >> 4) << (2 * quarter));
-    }
-  }
-  put_half_at(found.d, out + 208);
-}
-
-using Encode = void (*)(const float*, const float*, uint8_t*);
-
-Encode find_encoder(GgufType type) {
-  switch (type) {
-    case GgufType::Q2_K:
-      return encode_q2_k;
-    case GgufType::Q3_K:
-      return encode_q3_k;
-    case GgufType::Q4_K:
-      return encode_q4_k;
-    case GgufType::Q5_K:
-      return encode_q5_k;
-    case GgufType::Q6_K:
-      return encode_q6_k;
-    default:
-      return nullptr;
-  }
+  return parts;
 }
 
 }  // namespace
 
-bool is_k_encoded(GgufType type) {
-  return find_encoder(type) != nullptr;
-}
-
-void encode_k_block(GgufType type, const float* x, const float* w, uint8_t* out) {
-  const Encode encode = find_encoder(type);
-  if (encode == nullptr) throw std::invalid_argument("not a superblock that pare rounds to");
-  std::memset(out, 0, static_cast<size_t>(gguf_block(static_cast<uint32_t>(type)).size_bytes));
-  encode(x, w, out);
+GgufParts search_super_block(GgufType type, const float* x, const float* w) {
+  const GgufGrid* const grid = find_gguf_grid(type);
+  if (grid == nullptr || !grid->is_super()) throw std::invalid_argument("not a superblock that pare rounds to");
+  const int most_code = grid->num_levels() - 1;
+  if (grid->has_minimum) {
+    return grid->group == 16 ? parts_of(search_super_with_minima<16>(x, w, most_code, grid->most_scale))
+                             : parts_of(search_super_with_minima<32>(x, w, most_code, grid->most_scale));
+  }
+  const CodeRange codes{-grid->offset, most_code - grid->offset};
+  return parts_of(search_super<16>(x, w, codes, {grid->least_scale, grid->most_scale}), codes.least);
 }
 
 }  // namespace pare::runtime

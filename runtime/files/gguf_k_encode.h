@@ -1,16 +1,12 @@
 // Rounds numbers to GGUF's superblocks of 256 (the K formats).
 #pragma once
 
-#include <cstdint>
-
-#include "runtime/files/gguf.h"
+#include "runtime/files/gguf_parts.h"
 
 namespace pare::runtime {
 
-// Q2_K, Q3_K, Q4_K, Q5_K and Q6_K.
-bool is_k_encoded(GgufType type);
-
-// Rounds 256 numbers to one superblock, by the weights w (encode_gguf_row).
-void encode_k_block(GgufType type, const float* x, const float* w, uint8_t* out);
+// Rounds 256 numbers to one superblock of Q2_K, Q3_K, Q4_K, Q5_K or Q6_K, by the weights w (encode_gguf_row). Throws
+// std::invalid_argument for another type.
+GgufParts search_super_block(GgufType type, const float* x, const float* w);
 
 }  // namespace pare::runtime

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "runtime/files/gguf.h"
 #include "runtime/system/first_exception.h"
 
 namespace pare::runtime {
@@ -152,6 +153,50 @@ void check_code(const QuantizedWeight& weight, const std::string& name) {
                  " of the whole weight, found " + found);
 }
 
+GgufType gguf_type_of(const QuantizedWeight& weight) {
+  return static_cast<GgufType>(weight.code->gguf_type);
+}
+
+// Decodes rows of blocks.
+void decode_rows(const QuantizedWeight& weight, int64_t first_row, int64_t num_rows, std::span<float> out) {
+  const GgufType type = gguf_type_of(weight);
+  const auto row_bytes = static_cast<size_t>(gguf_row_bytes(type, weight.num_in));
+  const auto width = static_cast<size_t>(weight.num_in);
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(weight.codes_OI));
+#pragma omp parallel for if (num_rows * weight.num_in > (int64_t{1} << 17))
+  for (int64_t row = 0; row < num_rows; ++row) {
+    decode_gguf_blocks(type, bytes.subspan(static_cast<size_t>(first_row + row) * row_bytes, row_bytes),
+                       out.subspan(static_cast<size_t>(row) * width, width));
+  }
+}
+
+// Blocks have all but their bytes and shape from the type.
+void validate_blocks(const QuantizedWeight& weight, const std::string& name) {
+  const GgufBlock block = gguf_block(weight.code->gguf_type);
+  if (weight.num_in % block.num_elements != 0) {
+    fail(name, "expected rows of whole " + std::string(block.name) + " blocks of " +
+                   std::to_string(block.num_elements) + ", found " + std::to_string(weight.num_in) + " inputs");
+  }
+  check_size(name, "bytes of blocks", weight.codes_OI.size(),
+             weight.num_out * gguf_row_bytes(gguf_type_of(weight), weight.num_in));
+  check_size(name, "scales beside blocks", weight.scales_OG.size(), 0);
+  check_size(name, "zeros beside blocks", weight.zeros_OG.size(), 0);
+  check_size(name, "group indices beside blocks", weight.group_of_I.size(), 0);
+  if (!weight.pattern.is_dense()) fail(name, "blocks do not pack the pattern " + pattern_name(weight.pattern));
+  constexpr int64_t kRows = 64;  // this many rows in float32 at a time
+  std::vector<float> rows;
+  for (int64_t first = 0; first < weight.num_out; first += kRows) {
+    const int64_t num_rows = std::min(kRows, weight.num_out - first);
+    rows.resize(static_cast<size_t>(num_rows * weight.num_in));
+    decode_rows(weight, first, num_rows, rows);
+    const auto bad = std::find_if(rows.begin(), rows.end(), [](float value) { return !std::isfinite(value); });
+    if (bad == rows.end()) continue;
+    const int64_t index = first * weight.num_in + (bad - rows.begin());
+    fail(name, "the weight at " + place(index / weight.num_in, index % weight.num_in) +
+                   " is not finite: its block's scale is damaged");
+  }
+}
+
 int64_t checked_size(const std::string& name, int64_t num_out, int64_t num_in) {
   int64_t num_codes = 0;
   if (num_out > 0 && num_in > 0 && !__builtin_mul_overflow(num_out, num_in, &num_codes)) return num_codes;
@@ -200,6 +245,7 @@ void validate(const QuantizedWeight& weight, const std::string& name) {
                    std::to_string(weight.num_in));
   }
   check_scale_dtype(name, *weight.code, weight.scale_dtype);
+  if (weight.code->is_blocks()) return validate_blocks(weight, name);
   const int64_t num_groups = weight.num_groups();
   const int64_t num_scales = weight.num_out * num_groups;
   check_size(name, "codes", weight.codes_OI.size(), num_codes);
@@ -252,6 +298,7 @@ void validate(const DenseWeight& weight, const std::string& name) {
 
 void dequantize_rows(const QuantizedWeight& weight, int64_t first_row, int64_t num_rows, std::span<float> out) {
   check_rows(first_row, num_rows, weight.num_out, weight.num_in, out.size());
+  if (weight.code->is_blocks()) return decode_rows(weight, first_row, num_rows, out);
   const int64_t width = weight.num_in;
   const int64_t num_groups = weight.num_groups();
   const int64_t group_width = weight.group_size == kPerChannel ? width : weight.group_size;

@@ -46,6 +46,7 @@ std::optional<SparsePattern> pattern_of_name(std::string_view name);
 // with g(i) = group_of_I[i], or i / group_size.
 // Codes are unsigned, in [0, 2^bits - 1]. Integers stand for themselves, and a symmetric weight has every zero at
 // 2^(bits-1). Other codes stand for what the table says and have no zeros.
+// A code that is blocks (weight_code.h) has rows of whole blocks in codes_OI, which hold their scales and minima.
 struct QuantizedWeight {
   int64_t num_out = 0;
   int64_t num_in = 0;
@@ -55,8 +56,8 @@ struct QuantizedWeight {
   bool symmetric = true;
   DType scale_dtype = DType::BF16;  // scales_OG holds values that this type represents exactly
   float tensor_scale = 1.0f;        // 1 unless the code has one; else it and its inverse are normal, positive numbers
-  std::vector<uint8_t> codes_OI;    // one code per byte
-  std::vector<float> scales_OG;     // G = num_in / group_size, or 1
+  std::vector<uint8_t> codes_OI;    // one code per byte, or the bytes of blocks
+  std::vector<float> scales_OG;     // G = num_in / group_size, or 1; empty for blocks
   std::vector<uint8_t> zeros_OG;    // empty if symmetric
   std::vector<int32_t> group_of_I;  // empty unless act-order moved columns between groups (g_idx)
   SparsePattern pattern = {};       // a weight that is not kept has the code of its zero

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
+#include "runtime/files/gguf_parts.h"
 #include "runtime/format/input_format.h"
 
 namespace pare::runtime {
@@ -39,7 +42,11 @@ constexpr std::array<float, 16> kNf4 = {-1.0f,
                                         1.0f};
 
 std::vector<const WeightCode*>& table() {
-  static std::vector<const WeightCode*> rows = {&kIntegerCode, &kFp8Code, &kNvfp4Code, &kMxfp4Code, &kNf4Code};
+  static std::vector<const WeightCode*> rows = [] {
+    std::vector<const WeightCode*> all = {&kIntegerCode, &kFp8Code, &kNvfp4Code, &kMxfp4Code, &kNf4Code};
+    for (const WeightCode& code : block_codes()) all.push_back(&code);
+    return all;
+  }();
   return rows;
 }
 
@@ -59,6 +66,8 @@ float WeightCode::value(uint8_t code) const {
       return static_cast<float>(code);
     case CodeNumbers::e4m3:
       return fp8_to_float(code);
+    case CodeNumbers::blocks:
+      return 0.0f;
     case CodeNumbers::table:
       break;
   }
@@ -67,7 +76,7 @@ float WeightCode::value(uint8_t code) const {
 
 uint8_t WeightCode::zero_code(int bits) const {
   if (is_integer()) return static_cast<uint8_t>(1 << (bits - 1));
-  if (numbers == CodeNumbers::e4m3) return 0;
+  if (numbers == CodeNumbers::e4m3 || is_blocks()) return 0;
   return static_cast<uint8_t>(std::find(values.begin(), values.end(), 0.0f) - values.begin());
 }
 
@@ -93,6 +102,35 @@ constexpr WeightCode kMxfp4Code{
     .name = "mxfp4", .widths = kFourBits, .values = kE2m1, .block = 32, .scale_dtype = DType::F8_E8M0};
 
 constexpr WeightCode kNf4Code{.name = "nf4", .widths = kFourBits, .values = kNf4};
+
+std::span<const WeightCode> block_codes() {
+  struct Row {
+    std::string name;
+    int width;
+  };
+  static const std::vector<Row> rows = [] {
+    std::vector<Row> all;
+    for (const GgufGrid& grid : gguf_grids()) {
+      std::string name(gguf_block(static_cast<uint32_t>(grid.type)).name);
+      for (char& letter : name) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+      all.push_back({std::move(name), grid.bits});
+    }
+    return all;
+  }();
+  static const std::vector<WeightCode> codes = [] {
+    std::vector<WeightCode> all;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      all.push_back({.name = rows[i].name,
+                     .numbers = CodeNumbers::blocks,
+                     .widths = {&rows[i].width, 1},
+                     .block = gguf_grids()[i].group,
+                     .scale_dtype = DType::F16,
+                     .gguf_type = static_cast<uint32_t>(gguf_grids()[i].type)});
+    }
+    return all;
+  }();
+  return codes;
+}
 
 std::span<const WeightCode* const> weight_codes() {
   return table();

@@ -14,8 +14,8 @@
 namespace pare::runtime {
 
 // integers: a code stands for itself minus its group's zero. e4m3: for an 8-bit float (fp8_to_float). table: for
-// values[code].
-enum class CodeNumbers : uint8_t { integers, e4m3, table };
+// values[code]. blocks: the weight is stored as blocks of a GGUF type, and its codes are their bytes.
+enum class CodeNumbers : uint8_t { integers, e4m3, table, blocks };
 
 // Kernels look values up among so many.
 inline constexpr int kMaxTableBits = 4;
@@ -30,12 +30,14 @@ struct WeightCode {
   // The type of the scales. Empty: F32, F16 or BF16, as the container says.
   std::optional<DType> scale_dtype = {};
   bool has_tensor_scale = false;  // scales are divided by one float32 of the whole weight
+  uint32_t gguf_type = 0;         // of blocks: GGUF's number
 
   bool is_integer() const { return numbers == CodeNumbers::integers; }
+  bool is_blocks() const { return numbers == CodeNumbers::blocks; }
   bool has_width(int bits) const;
   // The width where there is only one; 0 for integers.
   int width() const { return widths.size() == 1 ? widths.front() : 0; }
-  // Returns what the code stands for, before a zero is subtracted.
+  // Returns what the code stands for, before a zero is subtracted; 0 for blocks.
   float value(uint8_t code) const;
   // Returns the code of 0 in a symmetric weight.
   uint8_t zero_code(int bits) const;
@@ -51,6 +53,10 @@ extern const WeightCode kNvfp4Code;
 extern const WeightCode kMxfp4Code;
 // "nf4": quantiles of a normal distribution (QLoRA, arXiv 2305.14314, appendix E).
 extern const WeightCode kNf4Code;
+
+// Blocks of GGUF that weights can be rounded to (gguf_parts.h): "q4_0", "q4_k" and so on. Their width is that of a
+// code in them, and `block` the columns that share a scale.
+std::span<const WeightCode> block_codes();
 
 // The table: the rows above, then the registered ones.
 std::span<const WeightCode* const> weight_codes();

@@ -391,7 +391,7 @@ std::vector<std::string> Checkpoint::tensor_names() const {
   return state_->tensors.names();
 }
 
-LinearWeights Checkpoint::linear(const LinearDescription& linear) const {
+LinearWeights Checkpoint::stored_linear(const LinearDescription& linear) const {
   LinearWeights weights;
   weights.name = linear.name;
   if (const std::optional<PackScheme> stored = state_->scheme(linear)) {
@@ -413,6 +413,13 @@ LinearWeights Checkpoint::linear(const LinearDescription& linear) const {
   }
   if (linear.has_bias) weights.bias_O = state_->finite_values(linear.name + ".bias", {linear.num_out});
   weights.input.sparsity_threshold = sparsity_threshold(linear);
+  return weights;
+}
+
+LinearWeights Checkpoint::linear(const LinearDescription& linear) const {
+  LinearWeights weights = stored_linear(linear);
+  const auto* const quantized = std::get_if<QuantizedWeight>(&weights.weight);
+  if (quantized != nullptr && quantized->code->is_blocks()) weights.weight = decoded_weight(*quantized);
   return weights;
 }
 

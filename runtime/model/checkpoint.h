@@ -73,7 +73,10 @@ class Checkpoint {
   // Returns the linear's weight, bias and input format, validated: finite, right shapes. A dense weight is as
   // tensor() gives it, with plain input. A quantized one has its codes unpacked, and its input as the container says,
   // with a stored scale and zero. The same call reads the embedding and the head, through the descriptions below.
+  // Blocks of GGUF are decoded to float32, which backends multiply.
   LinearWeights linear(const LinearDescription& linear) const;
+  // Returns the same, with blocks of GGUF as the file has them.
+  LinearWeights stored_linear(const LinearDescription& linear) const;
   // The part of the input's format that config.json gives any linear (activation_sparsity.h); 0: none.
   float sparsity_threshold(const LinearDescription& linear) const;
   const SparsityThresholds& sparsity_thresholds() const;            // those that are not 0, by name

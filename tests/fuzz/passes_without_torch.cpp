@@ -1,5 +1,7 @@
 // The table of passes for the recipe's fuzzer. It reads options and applies nothing, so it does not need LibTorch.
+#include "compress/recipe/activation_sparsity_pass.h"
 #include "compress/recipe/distill_pass.h"
+#include "compress/recipe/gguf_pass.h"
 #include "compress/recipe/pass_options.h"
 #include "compress/recipe/prune_options.h"
 #include "compress/recipe/reconstruct_pass.h"
@@ -20,11 +22,13 @@ std::span<const PassRow* const> pass_rows() {
                                              row<SparseGptPass>("sparsegpt"),
                                              row<RtnPass>("rtn"),
                                              row<GptqPass>("gptq"),
+                                             row<GgufPass>("gguf"),
                                              row<Fp8Pass>("fp8"),
                                              row<LlmInt8Pass>("llm_int8"),
                                              row<ActivationsPass>("activations"),
                                              row<AwqPass>("awq"),
                                              row<SmoothQuantPass>("smoothquant"),
+                                             row<ActivationSparsityPass>("activation_sparsity"),
                                              row<ReconstructPass>("reconstruct"),
                                              row<DistillPass>("distill")};
   static const std::vector<const PassRow*> pointers = [] {
