@@ -79,6 +79,11 @@ class PareGgufContainer final : public ContainerFormat {
   std::string_view method() const override { return kPareGguf; }
   std::span<const std::string_view> suffixes() const override { return kSuffixes; }
 
+  std::vector<std::string> unread_by(Engine engine, const PackScheme&) const override {
+    if (engine != Engine::llama_cpp) return {"the container pare-gguf is pare's own"};
+    return {"the container pare-gguf is pare's own: 'pare export' writes a .gguf file of it"};
+  }
+
   PackScheme adapted(PackScheme wanted) const override {
     wanted.container = kPareGguf;
     if (wanted.act_order == StoredActOrder::weight) wanted.act_order = StoredActOrder::none;  // not recorded

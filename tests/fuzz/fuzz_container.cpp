@@ -60,9 +60,9 @@ void decode(FuzzedDataProvider& input) {
   const pare::runtime::ContainerFormat& container =
       *containers[input.ConsumeIntegralInRange<size_t>(0, containers.size() - 1)];
   const auto num_out = input.PickValueInArray<int64_t>({1, 8, 16, 32, 48});
-  const auto num_in = input.PickValueInArray<int64_t>({4, 8, 16, 32, 64, 128, 96});
+  const auto num_in = input.PickValueInArray<int64_t>({4, 8, 16, 32, 64, 128, 96, 256});
   pare::runtime::PackScheme wanted;
-  wanted.bits = input.PickValueInArray({4, 8, 2, 3, 16, 0});
+  wanted.bits = input.PickValueInArray({4, 8, 2, 3, 16, 0, 5, 6});
   wanted.group_size = input.PickValueInArray<int64_t>({pare::runtime::kPerChannel, 8, 16, 32, 64, 128});
   wanted.symmetric = input.ConsumeBool();
   const auto codes = pare::runtime::weight_codes();

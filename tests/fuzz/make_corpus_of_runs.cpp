@@ -132,6 +132,9 @@ void make_parts(const fs::path& corpus) {
     const int64_t group_size = code->block == 0 ? 64 : code->block;
     kinds.push_back({std::string(code->name), {.code = code, .bits = code->width(), .group_size = group_size}});
   }
+  for (const WeightCode& code : block_codes()) {
+    kinds.push_back({std::string(code.name), {.code = &code, .bits = code.width(), .group_size = code.block}});
+  }
   kinds.push_back({"nvfp4_inputs", {.code = &kNvfp4Code, .bits = 4, .group_size = kNvfp4Code.block}});
   kinds.back().scheme.input.type = InputType::nvfp4;
   const std::string module = "model.layers.0.mlp.down_proj";
@@ -139,7 +142,8 @@ void make_parts(const fs::path& corpus) {
   const fs::path output = fuzz_folder() / "parts", progress = fuzz_folder() / "parts.partial/progress";
   for (const ContainerFormat* container : container_formats()) {
     for (const Kind& kind : kinds) {
-      const int64_t num_in = std::max<int64_t>(16, kind.scheme.group_size);
+      const bool is_blocks = !kind.scheme.is_dense() && kind.scheme.code->is_blocks();
+      const int64_t num_in = is_blocks ? 256 : std::max<int64_t>(16, kind.scheme.group_size);
       const PackScheme scheme = container->adapted(kind.scheme);
       if (!container->accepts(scheme, kOut, num_in)) continue;
       Parts parts(output, {{"model", "x"}}, /*fresh=*/true);

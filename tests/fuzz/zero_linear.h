@@ -1,6 +1,7 @@
 // A weight of zeros in every form that a scheme may ask for.
 #pragma once
 
+#include "runtime/files/gguf.h"
 #include "runtime/format/container_format.h"
 
 namespace pare {
@@ -25,6 +26,11 @@ inline StoredLinear zero_linear(const ContainerFormat& container, const PackSche
   weight.symmetric = scheme.symmetric;
   weight.code = scheme.code;
   weight.scale_dtype = weight.code->scale_dtype.value_or(container.scale_dtype(DType::BF16));
+  if (weight.code->is_blocks()) {
+    weight.codes_OI.resize(
+        static_cast<size_t>(num_out * gguf_row_bytes(static_cast<GgufType>(weight.code->gguf_type), num_in)));
+    return linear;
+  }
   const uint8_t zero = weight.code->zero_code(weight.bits);
   weight.codes_OI.assign(num_weights, zero);
   weight.scales_OG.assign(static_cast<size_t>(num_out * weight.num_groups()), 1.0f);

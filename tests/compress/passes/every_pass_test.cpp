@@ -119,6 +119,9 @@ INSTANTIATE_TEST_SUITE_P(
              "  - gptq: {bits: 8, group_size: -1, prune: \"2:4\", storage: packed}\n", 2.0},
         Pass{"WandaOwlOfAMixture", "qwen3_moe_dense_block_bf16",
              "  - wanda: {pattern: unstructured, ratio: 0.5, allocation: owl}\n", 2.0, "kl_median"},
+        // No width here is a multiple of 256, so that superblocks fall back to blocks of 32.
+        Pass{"GgufBlocks", "llama_gqa_untied", "  - gguf: {type: q4_k}\n", 0.1},
+        Pass{"GgufBlocksPruned", "qwen2_biases_tied", "  - sparsegpt: {}\n  - gguf: {type: q5_0}\n", 2.0},
         Pass{"W4A8", "llama3_rope_tied", "  - gptq: {bits: 4, group_size: 32, activations: int8}\n", 0.2},
         Pass{"AwqGemmSymmetric", "llama_gqa_untied",
              "  - awq: {}\n  - gptq: {bits: 4, group_size: 32}\n"

@@ -327,6 +327,7 @@ const std::vector<Setting>& settings() {
        "",
        "",
        {{"block_size", kRoundingErrors}}},
+      {"Gguf", "gguf", {{"type", "q4_0"}}, "", "", {{"block_size", kRoundingErrors}}},
       {"Fp8", "fp8"},
       {"Fp8Static", "fp8", {{"activations.range", "static"}}},
       {"LlmInt8", "llm_int8", {{"threshold", "1.5"}}},
