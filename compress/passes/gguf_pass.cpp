@@ -1,9 +1,8 @@
 // `gguf:` rounds weights to blocks of GGUF column by column, and later ones make up for the errors of earlier ones.
-#include "compress/recipe/gguf_pass.h"
-
 #include "compress/passes/pass_table.h"
 #include "compress/passes/stage_state.h"
-#include "quant/gguf_blocks.h"
+#include "compress/recipe/pass_options.h"
+#include "quant/gguf/gguf_blocks.h"
 
 namespace pare::compress {
 
@@ -19,13 +18,12 @@ std::optional<InputScaling> apply_gguf(StageState& stage, const SteppedLayers& l
                                      .act_order = pass.gptq.act_order,
                                      .sweeps = pass.refine.sweeps,
                                      .sweep_damping = pass.refine.damping};
-    quant::GptqResult rounded = quant::gptq_to_blocks(layer.weight_OI, factor, blocks, kept_of(layer));
-    const bool is_first = layer.weight_OI.is_same(layer.target_OI);
+    quant::GptqResult rounded = quant::gptq_to_blocks(layer.weight_OI, layer.target_OI, factor, blocks, kept_of(layer));
     layer.stored = std::move(rounded.weight);
     use_stored_weight(stage, layer);
     layer.record.error_measure = "hessian";
     layer.record.relative_error = rounded.relative_error;
-    if (!is_first) measure_error_with_hessian(stage.statistics.hessian_II, layer);
+    layer.record.act_order = runtime::StoredActOrder::weight;
     layer.record.damping = rounded.events.damping_used;
     list_events(rounded.events, pass.gptq.damping, "rounding", layer.record.events);
   });

@@ -2,7 +2,6 @@
 
 #include "compress/recipe/activation_sparsity_pass.h"
 #include "compress/recipe/distill_pass.h"
-#include "compress/recipe/gguf_pass.h"
 #include "compress/recipe/pass_options.h"
 #include "compress/recipe/prune_options.h"
 #include "compress/recipe/reconstruct_pass.h"

@@ -6,6 +6,7 @@
 #include "compress/recipe/pattern_advice.h"
 #include "runtime/commands/option_table.h"
 #include "runtime/containers/container_table.h"
+#include "runtime/export/export_gguf.h"
 
 namespace pare::compress {
 namespace {
@@ -203,6 +204,8 @@ void check_container(const Recipe& recipe, const runtime::Checkpoint& checkpoint
   if (modules.empty()) return;
   const runtime::ContainerFormat& container = runtime::container_format(modules.front().scheme.container);
   check_other_parts(checkpoint, container);
+  const runtime::PackScheme& first = modules.front().scheme;
+  if (!first.is_dense() && first.code->is_blocks()) runtime::gguf_family(checkpoint);  // or nobody could export it
   if (const runtime::Acceptance accepted = container.accepts_together(modules); !accepted) {
     refuse_recipe("container " + std::string(container.name()) + ": " + accepted.reason);
   }

@@ -228,8 +228,10 @@ PassRecipe read_pass(const Value& value, const std::optional<CalibrationRecipe>&
   if (!layers) return pass;
   const bool has_overrides = layers->has_key("override");
   if (has_overrides && overridable_options(*pass.options).empty()) {
-    value.fail("'layers.override' changes patterns of pruning passes, and bits and groups of rtn and gptq; " +
-               std::string(pass.row->key) + " has none of them");
+    value.fail(
+        "'layers.override' changes patterns of pruning passes, and bits and groups of rtn and gptq, and the type of "
+        "gguf; " +
+        std::string(pass.row->key) + " has none of them");
   }
   LayersRecipe of_layers;
   const GivenOptions given = read_fields(*layers, runtime::fields_of(of_layers), {}, where_it_belongs);

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "compress/report/plot.h"
-#include "quant/picture_text.h"
+#include "quant/pictures/picture_text.h"
 #include "runtime/system/visible_text.h"
 
 namespace pare::compress {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "quant/picture_text.h"
+#include "quant/pictures/picture_text.h"
 
 namespace pare::compress {
 namespace {

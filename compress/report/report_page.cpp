@@ -13,7 +13,7 @@
 #include "compress/report/html.h"
 #include "compress/report/plot.h"
 #include "compress/report/stored_as.h"
-#include "quant/picture_text.h"
+#include "quant/pictures/picture_text.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/progress.h"

@@ -28,7 +28,8 @@ Json layer_json(const LayerRecord& layer) {
   if (!layer.scheme.is_dense()) {
     json["bits"] = layer.scheme.bits;
     // FP8 is known by its method.
-    if (layer.scheme.code->numbers == runtime::CodeNumbers::table || layer.scheme.code->is_blocks()) json["code"] = layer.scheme.code->name;
+    if (layer.scheme.code->numbers == runtime::CodeNumbers::table || layer.scheme.code->is_blocks())
+      json["code"] = layer.scheme.code->name;
     json["group_size"] = layer.scheme.group_size;
     json["symmetric"] = layer.scheme.symmetric;
     json["act_order"] = runtime::name_of(layer.act_order);

@@ -9,7 +9,7 @@
 #include "compress/plan/plan.h"
 #include "compress/survey/survey.h"
 #include "quant/bit_budget.h"
-#include "quant/budget_picture.h"
+#include "quant/pictures/budget_picture.h"
 #include "runtime/evaluate/perplexity.h"
 
 namespace pare::compress {

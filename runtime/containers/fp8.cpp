@@ -96,7 +96,7 @@ Fp8Config Fp8Config::parse(const std::string& json, const std::string& where) {
   };
   require("fmt", {"e4m3", "float8_e4m3fn", "e4m3fn"});
   require("scale_fmt", {"float", "ue8m0"});
-  require("modules_to_convert", {});
+  if (value_or_null(config, "modules_to_convert") != Json::array()) require("modules_to_convert", {});
   require("kv_cache_scheme", {});
   Fp8Config result;
   result.block = read_block(value_or_null(config, "weight_block_size"), where);

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "runtime/containers/config_values.h"
-#include "runtime/files/gguf.h"
+#include "runtime/format/block_bytes.h"
 #include "runtime/system/json_text.h"
 
 namespace pare::runtime {
@@ -18,10 +18,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::array kSuffixes = {kGgufBlocksSuffix};
-
-GgufType type_of(const PackScheme& scheme) {
-  return static_cast<GgufType>(scheme.code->gguf_type);
-}
 
 PackScheme scheme_of_code(const WeightCode& code) {
   return {.code = &code, .bits = code.width(), .group_size = code.block, .container = std::string(kPareGguf)};
@@ -94,7 +90,7 @@ class PareGgufContainer final : public ContainerFormat {
   void check(const FindTensor& find, const PackScheme& scheme, int64_t num_out, int64_t num_in,
              const std::string& module) const override {
     require_tensor(find(module + std::string(kGgufBlocksSuffix)), module + std::string(kGgufBlocksSuffix), DType::U8,
-                   {num_out, gguf_row_bytes(type_of(scheme), num_in)});
+                   {num_out, block_row_bytes(*scheme.code, num_in)});
   }
   StoredLinear load(const FindTensor& find, const PackScheme& scheme, int64_t num_out, int64_t num_in,
                     const std::string& module) const override {
@@ -108,7 +104,7 @@ class PareGgufContainer final : public ContainerFormat {
     linear.weight.bits = scheme.bits;
     linear.weight.group_size = scheme.group_size;
     linear.weight.scale_dtype = DType::F16;
-    linear.weight.codes_OI.assign(bytes, bytes + num_out * gguf_row_bytes(type_of(scheme), num_in));
+    linear.weight.codes_OI.assign(bytes, bytes + num_out * block_row_bytes(*scheme.code, num_in));
     validate(linear.weight, module);
     return linear;
   }
@@ -128,9 +124,9 @@ class PareGgufContainer final : public ContainerFormat {
            " with their own groups, and inputs that are not rounded";
   }
   std::string why_not_shape(const PackScheme& scheme, int64_t, int64_t num_in) const override {
-    const GgufBlock block = gguf_block(scheme.code->gguf_type);
-    if (num_in % block.num_elements == 0) return "";
-    return "blocks of " + std::string(scheme.code->name) + " need a multiple of " + std::to_string(block.num_elements) +
+    const int64_t num_elements = block_elements(*scheme.code);
+    if (num_in % num_elements == 0) return "";
+    return "blocks of " + std::string(scheme.code->name) + " need a multiple of " + std::to_string(num_elements) +
            " inputs, found " + std::to_string(num_in);
   }
   std::string why_not_together(std::span<const StoredModule> modules) const override {
@@ -140,14 +136,14 @@ class PareGgufContainer final : public ContainerFormat {
     return "";
   }
   int64_t size_bytes(const PackScheme& scheme, int64_t num_out, int64_t num_in, const StoredExtent&) const override {
-    return num_out * gguf_row_bytes(type_of(scheme), num_in);
+    return num_out * block_row_bytes(*scheme.code, num_in);
   }
   std::vector<OwnedTensor> pack(const StoredLinear& linear, const PackScheme& scheme,
                                 const std::string& module) const override {
     const QuantizedWeight& weight = linear.weight;
     std::vector<OwnedTensor> tensors;
     tensors.push_back(make_tensor<uint8_t>(module + std::string(kGgufBlocksSuffix), DType::U8,
-                                           {weight.num_out, gguf_row_bytes(type_of(scheme), weight.num_in)},
+                                           {weight.num_out, block_row_bytes(*scheme.code, weight.num_in)},
                                            weight.codes_OI));
     return tensors;
   }

@@ -1,5 +1,5 @@
-// pare's own container for weights in blocks of GGUF, as the pass `gguf` makes them. `pare export` copies the blocks into
-// a .gguf file for llama.cpp.
+// pare's own container for weights in blocks of GGUF, as the pass `gguf` makes them. `pare export` copies the blocks
+// into a .gguf file for llama.cpp.
 //
 //   weight_blocks  U8 [O, B]  the blocks of each row, byte for byte as a .gguf file has them
 //

@@ -151,6 +151,12 @@ StoredLinear unpack_pare_int8(const PareInt8Tensors& tensors, const PackScheme& 
   weight.scales_OG.resize(static_cast<size_t>(num_out));
   convert_to_float(DType::F32, tensors.scale->data, weight.scales_OG);
   validate(weight, module);
+  const auto negative = std::ranges::find_if(weight.scales_OG, [](float scale) { return scale < 0.0f; });
+  if (negative != weight.scales_OG.end()) {
+    throw std::runtime_error("tensor '" + name_of(module, kPareInt8ScaleSuffix) +
+                             "': expected scales of at least 0, found " + std::to_string(*negative) + " in row " +
+                             std::to_string(negative - weight.scales_OG.begin()));
+  }
 
   linear.input = scheme.input;
   if (!has_columns(scheme)) {

@@ -7,7 +7,7 @@
 #include <iterator>
 #include <variant>
 
-#include "runtime/files/gguf_parts.h"
+#include "runtime/blocks/gguf_parts.h"
 
 namespace pare::runtime {
 namespace {

@@ -7,8 +7,8 @@
 #include <variant>
 #include <vector>
 
+#include "runtime/blocks/gguf_encode.h"
 #include "runtime/export/gguf_codes.h"
-#include "runtime/files/gguf_encode.h"
 #include "runtime/system/first_exception.h"
 
 namespace pare::runtime {

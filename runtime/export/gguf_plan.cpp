@@ -17,13 +17,17 @@ bool is_quantized(const Checkpoint& checkpoint, const LinearDescription& linear)
   return scheme && !scheme->is_dense();
 }
 
+bool has_blocks(const Checkpoint& checkpoint, const LinearDescription& linear) {
+  const std::optional<PackScheme> scheme = checkpoint.stored_scheme(linear);
+  return scheme && !scheme->is_dense() && scheme->code->is_blocks();
+}
+
 // Returns the type of blocks in which all parts are stored; nullopt: they are not, or in several.
 std::optional<GgufType> stored_blocks(const Checkpoint& checkpoint, const PlannedGgufTensor& tensor) {
   std::optional<GgufType> type;
   for (const GgufPlace& place : tensor.parts) {
-    const std::optional<PackScheme> scheme = checkpoint.stored_scheme(*place.linear);
-    if (!scheme || scheme->is_dense() || !scheme->code->is_blocks()) return std::nullopt;
-    const auto own = static_cast<GgufType>(scheme->code->gguf_type);
+    if (!has_blocks(checkpoint, *place.linear)) return std::nullopt;
+    const auto own = static_cast<GgufType>(checkpoint.stored_scheme(*place.linear)->code->gguf_type);
     if (type && *type != own) return std::nullopt;
     type = own;
   }
@@ -56,6 +60,7 @@ class Plan {
   void add(const GgufPlace& place);
   void add_latents(const GgufPlace& place);
   void choose_type(PlannedGgufTensor& tensor) const;
+  void choose_new_type(PlannedGgufTensor& tensor, const LinearDescription& linear) const;
   ChosenType smallest_for_codes(const PlannedGgufTensor& tensor) const;
   bool is_router(const std::string& name) const;
 
@@ -125,15 +130,21 @@ void Plan::choose_type(PlannedGgufTensor& tensor) const {
     return;
   }
   const LinearDescription& linear = *tensor.parts.front().linear;
-  const bool has_codes = tensor.making == GgufMaking::matrix && is_quantized(checkpoint_, linear);
   const bool asks_for_floats = format_.type && gguf_block(static_cast<uint32_t>(*format_.type)).num_elements == 1;
-  if (tensor.making == GgufMaking::matrix && !asks_for_floats) {
-    if (const std::optional<GgufType> blocks = stored_blocks(checkpoint_, tensor)) {
-      tensor.chosen = {*blocks};
-      if (format_.type && *format_.type != *blocks) tensor.chosen.why = "its blocks stay as they are";
-      return;
-    }
+  if (asks_for_floats || !has_blocks(checkpoint_, linear)) return choose_new_type(tensor, linear);
+  const std::optional<GgufType> blocks = stored_blocks(checkpoint_, tensor);
+  if (tensor.making == GgufMaking::matrix && blocks) {
+    tensor.chosen = {*blocks};
+    if (format_.type && *format_.type != *blocks) tensor.chosen.why = "its blocks stay as they are";
+    return;
   }
+  choose_new_type(tensor, linear);
+  tensor.chosen.why = tensor.making == GgufMaking::matrix ? "its parts are blocks of several types"
+                                                          : "keys and values of a latent are stored turned";
+}
+
+void Plan::choose_new_type(PlannedGgufTensor& tensor, const LinearDescription& linear) const {
+  const bool has_codes = tensor.making == GgufMaking::matrix && is_quantized(checkpoint_, linear);
   if (format_.type) {
     const bool is_head = linear.name == model_.head.name || (model_.tied_head && linear.name == model_.embedding_name);
     // A head that has codes keeps its size.

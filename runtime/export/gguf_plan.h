@@ -28,8 +28,9 @@ struct PlannedGgufTensor {
 
 // Returns the tensors in the file's order. Where `format` has no type, matrices that have codes get the smallest type
 // that holds them all exactly, else the smallest that holds the codes (with rounded scales), else F16. Those in
-// floating point keep their type. Weights that are stored as blocks stay as they are, unless floats are asked for. Reads the weights of quantized linears for that. Throws std::invalid_argument for a
-// family without GGUF files.
+// floating point keep their type. Weights that are stored as blocks of one type stay as they are, unless floats are
+// asked for. Reads the weights of quantized linears for that. Throws std::invalid_argument for a family without GGUF
+// files.
 std::vector<PlannedGgufTensor> plan_gguf_tensors(const Checkpoint& checkpoint, const DecoderFamily& family,
                                                  const GgufFormat& format);
 

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "runtime/files/gguf.h"
+#include "runtime/format/block_bytes.h"
 #include "runtime/system/first_exception.h"
 
 namespace pare::runtime {
@@ -153,32 +153,27 @@ void check_code(const QuantizedWeight& weight, const std::string& name) {
                  " of the whole weight, found " + found);
 }
 
-GgufType gguf_type_of(const QuantizedWeight& weight) {
-  return static_cast<GgufType>(weight.code->gguf_type);
-}
-
 // Decodes rows of blocks.
 void decode_rows(const QuantizedWeight& weight, int64_t first_row, int64_t num_rows, std::span<float> out) {
-  const GgufType type = gguf_type_of(weight);
-  const auto row_bytes = static_cast<size_t>(gguf_row_bytes(type, weight.num_in));
+  const auto row_bytes = static_cast<size_t>(block_row_bytes(*weight.code, weight.num_in));
   const auto width = static_cast<size_t>(weight.num_in);
   const std::span<const std::byte> bytes = std::as_bytes(std::span(weight.codes_OI));
 #pragma omp parallel for if (num_rows * weight.num_in > (int64_t{1} << 17))
   for (int64_t row = 0; row < num_rows; ++row) {
-    decode_gguf_blocks(type, bytes.subspan(static_cast<size_t>(first_row + row) * row_bytes, row_bytes),
-                       out.subspan(static_cast<size_t>(row) * width, width));
+    decode_blocks(*weight.code, bytes.subspan(static_cast<size_t>(first_row + row) * row_bytes, row_bytes),
+                  out.subspan(static_cast<size_t>(row) * width, width));
   }
 }
 
 // Blocks have all but their bytes and shape from the type.
 void validate_blocks(const QuantizedWeight& weight, const std::string& name) {
-  const GgufBlock block = gguf_block(weight.code->gguf_type);
-  if (weight.num_in % block.num_elements != 0) {
-    fail(name, "expected rows of whole " + std::string(block.name) + " blocks of " +
-                   std::to_string(block.num_elements) + ", found " + std::to_string(weight.num_in) + " inputs");
+  const int64_t num_elements = block_elements(*weight.code);
+  if (weight.num_in % num_elements != 0) {
+    fail(name, "expected rows of whole " + std::string(weight.code->name) + " blocks of " +
+                   std::to_string(num_elements) + ", found " + std::to_string(weight.num_in) + " inputs");
   }
   check_size(name, "bytes of blocks", weight.codes_OI.size(),
-             weight.num_out * gguf_row_bytes(gguf_type_of(weight), weight.num_in));
+             weight.num_out * block_row_bytes(*weight.code, weight.num_in));
   check_size(name, "scales beside blocks", weight.scales_OG.size(), 0);
   check_size(name, "zeros beside blocks", weight.zeros_OG.size(), 0);
   check_size(name, "group indices beside blocks", weight.group_of_I.size(), 0);

@@ -2,13 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cmath>
 #include <stdexcept>
-#include <utility>
 #include <vector>
 
-#include "runtime/files/gguf_parts.h"
 #include "runtime/format/input_format.h"
 
 namespace pare::runtime {
@@ -102,35 +99,6 @@ constexpr WeightCode kMxfp4Code{
     .name = "mxfp4", .widths = kFourBits, .values = kE2m1, .block = 32, .scale_dtype = DType::F8_E8M0};
 
 constexpr WeightCode kNf4Code{.name = "nf4", .widths = kFourBits, .values = kNf4};
-
-std::span<const WeightCode> block_codes() {
-  struct Row {
-    std::string name;
-    int width;
-  };
-  static const std::vector<Row> rows = [] {
-    std::vector<Row> all;
-    for (const GgufGrid& grid : gguf_grids()) {
-      std::string name(gguf_block(static_cast<uint32_t>(grid.type)).name);
-      for (char& letter : name) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
-      all.push_back({std::move(name), grid.bits});
-    }
-    return all;
-  }();
-  static const std::vector<WeightCode> codes = [] {
-    std::vector<WeightCode> all;
-    for (size_t i = 0; i < rows.size(); ++i) {
-      all.push_back({.name = rows[i].name,
-                     .numbers = CodeNumbers::blocks,
-                     .widths = {&rows[i].width, 1},
-                     .block = gguf_grids()[i].group,
-                     .scale_dtype = DType::F16,
-                     .gguf_type = static_cast<uint32_t>(gguf_grids()[i].type)});
-    }
-    return all;
-  }();
-  return codes;
-}
 
 std::span<const WeightCode* const> weight_codes() {
   return table();

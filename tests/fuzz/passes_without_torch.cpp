@@ -1,7 +1,6 @@
 // The table of passes for the recipe's fuzzer. It reads options and applies nothing, so it does not need LibTorch.
 #include "compress/recipe/activation_sparsity_pass.h"
 #include "compress/recipe/distill_pass.h"
-#include "compress/recipe/gguf_pass.h"
 #include "compress/recipe/pass_options.h"
 #include "compress/recipe/prune_options.h"
 #include "compress/recipe/reconstruct_pass.h"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Makes runtime/files/gguf_grids.cpp: the grids of ggml's IQ formats, as the gguf package holds them.
+"""Makes runtime/blocks/gguf_grids.cpp: the grids of ggml's IQ formats, as the gguf package holds them.
 
-usage: make_gguf_grids.py > runtime/files/gguf_grids.cpp     (needs gguf 0.19.0)
+usage: make_gguf_grids.py > runtime/blocks/gguf_grids.cpp     (needs gguf 0.19.0)
 """
 import gguf.quants as quants
 
@@ -17,7 +17,7 @@ GRIDS = [  # name, class, bits of a level
 HEAD = """\
 // Made by tests/golden/make_gguf_grids.py from the gguf package 0.19.0. The numbers are those of ggml (ggml-common.h),
 // MIT licence, Copyright (c) 2023-2024 The ggml authors: see THIRD_PARTY.md.
-#include "runtime/files/gguf_grids.h"
+#include "runtime/blocks/gguf_grids.h"
 
 namespace pare::runtime {
 """

@@ -1,4 +1,4 @@
-#include "quant/budget_picture.h"
+#include "quant/pictures/budget_picture.h"
 
 #include <gtest/gtest.h>
 

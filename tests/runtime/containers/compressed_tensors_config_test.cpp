@@ -267,7 +267,8 @@ TEST(QuantizationConfig, UnknownCombinationsAreRefusedBothWays) {
   refused_text(kFp8, inputs + "symmetric", false, {"group_0", "symmetric"});
   refused_text(kFp8, "weights/num_bits", 4, {"weights.num_bits", "found 4"});
   refused_text(kFp8, "weights/type", "int", {"weights.type", "float-quantized"});
-  refused_text(kFp8, "weights/strategy", "block", {"weights.strategy", "block"});
+  refused_text(kFp8, "weights/strategy", "block", {"weights.block_structure", "two positive sizes"});
+  refused_text(kFp8, "weights/strategy", "group", {"weights.strategy", "group"});
   refused_text(kW8A8, "weights/type", "float", {"weights.type", "int-quantized"});
   for (const PackScheme& fp4 : {kNvfp4, kMxfp4}) {
     refused_text(fp4, "weights/num_bits", 8, {"weights.num_bits", "expected 4", "found 8"});

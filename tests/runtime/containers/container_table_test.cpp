@@ -8,6 +8,7 @@
 #include <random>
 #include <set>
 
+#include "runtime/blocks/gguf_encode.h"
 #include "runtime/containers/awq_gemm.h"
 #include "runtime/containers/bitsandbytes_int8.h"
 #include "runtime/containers/bitsandbytes_nf4.h"
@@ -16,7 +17,6 @@
 #include "runtime/containers/gptq.h"
 #include "runtime/containers/pare_int8.h"
 #include "runtime/containers/stored_linear.h"
-#include "runtime/files/gguf_encode.h"
 #include "runtime/files/safetensors.h"
 #include "runtime/model/checkpoint.h"
 #include "tests/expect_error.h"

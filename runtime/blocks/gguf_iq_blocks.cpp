@@ -1,12 +1,12 @@
 // Source: the format's definition in ggml (ggml-common.h, ggml-quants.c). Arithmetic is float32 in its order.
-#include "runtime/files/gguf_iq_blocks.h"
+#include "runtime/blocks/gguf_iq_blocks.h"
 
 #include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
 
-#include "runtime/files/gguf_grids.h"
+#include "runtime/blocks/gguf_grids.h"
 #include "runtime/format/dtype.h"
 
 namespace pare::runtime {

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "runtime/files/gguf.h"
-#include "runtime/files/gguf_iq_blocks.h"
+#include "runtime/blocks/gguf_iq_blocks.h"
+#include "runtime/blocks/gguf_type.h"
 #include "runtime/format/dtype.h"
 
 namespace pare::runtime {

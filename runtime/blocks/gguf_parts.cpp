@@ -1,10 +1,10 @@
-#include "runtime/files/gguf_parts.h"
+#include "runtime/blocks/gguf_parts.h"
 
 #include <algorithm>
 #include <cstring>
 #include <iterator>
 
-#include "runtime/files/gguf_grids.h"
+#include "runtime/blocks/gguf_grids.h"
 #include "runtime/format/dtype.h"
 
 namespace pare::runtime {

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <span>
 
-#include "runtime/files/gguf.h"
+#include "runtime/blocks/gguf_type.h"
 
 namespace pare::runtime {
 

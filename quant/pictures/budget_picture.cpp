@@ -1,11 +1,11 @@
-#include "quant/budget_picture.h"
+#include "quant/pictures/budget_picture.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <stdexcept>
 
-#include "quant/picture_text.h"
+#include "quant/pictures/picture_text.h"
 
 namespace pare::quant {
 namespace {

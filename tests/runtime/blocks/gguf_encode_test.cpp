@@ -1,4 +1,4 @@
-#include "runtime/files/gguf_encode.h"
+#include "runtime/blocks/gguf_encode.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "runtime/files/gguf_grids.h"
+#include "runtime/blocks/gguf_grids.h"
 #include "runtime/format/dtype.h"
 #include "tests/expect_error.h"
 

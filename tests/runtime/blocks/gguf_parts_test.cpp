@@ -1,4 +1,4 @@
-#include "runtime/files/gguf_parts.h"
+#include "runtime/blocks/gguf_parts.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@
 //   a code  s              one column; the best level is the one nearest to level + G_j / (H_jj s)
 // Along a direction D the trace is least at the step (D . G) / (D H D). The number that the file can hold and that is
 // nearest to it is taken where the trace falls.
-#include "quant/gguf_block_descent.h"
+#include "quant/gguf/gguf_block_descent.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
@@ -16,7 +16,7 @@
 #include <cmath>
 #include <vector>
 
-#include "quant/gguf_levels.h"
+#include "quant/gguf/gguf_levels.h"
 #include "quant/row_chunks.h"
 #include "quant/trace_descent.h"
 #include "runtime/format/dtype.h"

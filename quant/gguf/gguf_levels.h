@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "runtime/files/gguf_parts.h"
+#include "runtime/blocks/gguf_parts.h"
 
 namespace pare::quant {
 

@@ -1,4 +1,4 @@
-#include "quant/gguf_blocks.h"
+#include "quant/gguf/gguf_blocks.h"
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/ones_like.h>
@@ -11,16 +11,17 @@
 #include <vector>
 
 #include "quant/checked_tensor.h"
-#include "quant/gguf_block_descent.h"
-#include "quant/gguf_levels.h"
+#include "quant/gguf/gguf_block_descent.h"
+#include "quant/gguf/gguf_levels.h"
 #include "quant/row_chunks.h"
 #include "quant/trace_descent.h"
-#include "runtime/files/gguf_encode.h"
+#include "runtime/blocks/gguf_encode.h"
 
 namespace pare::quant {
 namespace {
 
 constexpr int64_t kEncodedRows = 16;
+constexpr float kLargestHalf = 65504.0f;
 constexpr double kLeastDamping = 1e-3;  // of importances
 
 using runtime::GgufGrid;
@@ -129,6 +130,11 @@ std::vector<uint8_t> nearest_blocks(const at::Tensor& weight_OI, const at::Tenso
   const auto width = static_cast<size_t>(num_in);
   std::vector<uint8_t> blocks(static_cast<size_t>(num_out) * row_bytes);
   const std::span<const float> importance_I(importances_I.const_data_ptr<float>(), width);
+  if (weight_OI.abs().max().item<float>() > kLargestHalf) {
+    throw std::invalid_argument(
+        "a weight is beyond 65504, the largest number of float16, in which blocks hold their scales: exclude the "
+        "layer");
+  }
   for_row_chunks(num_out, kEncodedRows, [&](int64_t first_row, int64_t num_rows) {
     for (int64_t row = first_row; row < first_row + num_rows; ++row) {
       runtime::encode_gguf_row(
@@ -147,14 +153,17 @@ at::Tensor importances(const GptqFactor& factor) {
 
 }  // namespace
 
-GptqResult gptq_to_blocks(const at::Tensor& weight_OI, const GptqFactor& factor, const BlockOptions& options,
-                          const at::Tensor& kept_OI) {
-  const at::Tensor weight = checked_weight(weight_OI, kept_OI);
+GptqResult gptq_to_blocks(const at::Tensor& weight_OI, const at::Tensor& target_OI, const GptqFactor& factor,
+                          const BlockOptions& options, const at::Tensor& kept_OI) {
+  const at::Tensor weight = checked_weight(weight_OI, kept_OI), target = checked_weight(target_OI);
   const int64_t num_out = weight.size(0), num_in = weight.size(1);
   const GgufGrid& grid = checked_grid(options, num_in, kept_OI.defined());
   if (factor.damping != options.damping || factor.act_order != options.act_order) {
     throw std::invalid_argument(
         "gptq_to_blocks: the Hessian was factored with another damping or act_order than the options say");
+  }
+  if (target.sizes() != weight.sizes()) {
+    throw std::invalid_argument("target: expected shape " + shape_text(weight) + ", found " + shape_text(target));
   }
   ColumnMask mask;
   mask.kept_OI = kept_OI;
@@ -177,12 +186,12 @@ GptqResult gptq_to_blocks(const at::Tensor& weight_OI, const GptqFactor& factor,
     return std::make_unique<BlockRule>(grid, loop.order_I, rows, rounded.codes_OI);
   });
   if (options.sweeps > 0) {
-    descend_blocks(weight, factor.hessian_II, kept_OI, grid, options.sweeps, options.sweep_damping, rounded.codes_OI);
+    descend_blocks(target, factor.hessian_II, kept_OI, grid, options.sweeps, options.sweep_damping, rounded.codes_OI);
   }
   std::vector<float> values_OI = runtime::dequantize(rounded);
   const at::Tensor rounded_OI = at::from_blob(values_OI.data(), weight.sizes(), at::kFloat);
-  result.trace_error = trace_error(weight, rounded_OI, factor.hessian_II);
-  const double signal = trace_error(weight, at::zeros_like(weight), factor.hessian_II);
+  result.trace_error = trace_error(target, rounded_OI, factor.hessian_II);
+  const double signal = trace_error(target, at::zeros_like(target), factor.hessian_II);
   result.relative_error = signal > 0.0 ? result.trace_error / signal : 0.0;
   return result;
 }

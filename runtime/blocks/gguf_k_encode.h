@@ -1,7 +1,7 @@
 // Rounds numbers to GGUF's superblocks of 256 (the K formats).
 #pragma once
 
-#include "runtime/files/gguf_parts.h"
+#include "runtime/blocks/gguf_parts.h"
 
 namespace pare::runtime {
 

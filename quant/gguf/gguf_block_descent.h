@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "runtime/files/gguf_parts.h"
+#include "runtime/blocks/gguf_parts.h"
 
 namespace pare::quant {
 

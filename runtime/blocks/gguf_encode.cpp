@@ -1,13 +1,13 @@
-#include "runtime/files/gguf_encode.h"
+#include "runtime/blocks/gguf_encode.h"
 
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
-#include "runtime/files/gguf_block_search.h"
-#include "runtime/files/gguf_grids.h"
-#include "runtime/files/gguf_k_encode.h"
-#include "runtime/files/gguf_parts.h"
+#include "runtime/blocks/gguf_block_search.h"
+#include "runtime/blocks/gguf_grids.h"
+#include "runtime/blocks/gguf_k_encode.h"
+#include "runtime/blocks/gguf_parts.h"
 #include "runtime/format/dtype.h"
 
 namespace pare::runtime {

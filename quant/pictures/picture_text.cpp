@@ -1,4 +1,4 @@
-#include "quant/picture_text.h"
+#include "quant/pictures/picture_text.h"
 
 #include <cfloat>
 #include <charconv>

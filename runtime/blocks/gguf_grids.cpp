@@ -1,6 +1,6 @@
 // Made by tests/golden/make_gguf_grids.py from the gguf package 0.19.0. The numbers are those of ggml (ggml-common.h),
 // MIT licence, Copyright (c) 2023-2024 The ggml authors: see THIRD_PARTY.md.
-#include "runtime/files/gguf_grids.h"
+#include "runtime/blocks/gguf_grids.h"
 
 namespace pare::runtime {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <span>
 
-#include "runtime/files/gguf.h"
+#include "runtime/blocks/gguf_type.h"
 
 namespace pare::runtime {
 

@@ -2,14 +2,14 @@
 // that multiply those. First each part is fitted alone. The float16 follow from the largest fits. Then in turns each
 // part takes the best of its whole numbers and codes, given the float16, and these are fitted to all codes by least
 // squares.
-#include "runtime/files/gguf_k_encode.h"
+#include "runtime/blocks/gguf_k_encode.h"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <stdexcept>
 
-#include "runtime/files/gguf_block_search.h"
+#include "runtime/blocks/gguf_block_search.h"
 
 namespace pare::runtime {
 namespace {
