@@ -39,7 +39,7 @@ struct BlockChunk {
   at::Tensor weight_IR, error_IR, level_IR;  // float32
   at::Tensor kept_IR;                        // float32, 1 where a weight is kept; undefined: all are
   std::vector<float> scale_GR, minimum_GR;   // s and m
-  // Of superblocks: n and k for each group, d and dmin for each block.
+  // Superblocks alone have these: n and k for each group, d and dmin for each block.
   std::vector<float> scale_number_GR, minimum_number_GR, scale_unit_BR, minimum_unit_BR;
 };
 

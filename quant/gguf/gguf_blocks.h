@@ -24,7 +24,8 @@ struct BlockOptions {
 // and the sweeps and the errors in the result are against target_OI [O, I]. The result's codes are the bytes of blocks
 // (QuantizedWeight). The mask kept_OI, bool [O, I] (undefined: all are kept), needs a type with a code of 0
 // (GgufGrid::has_zero); pruned weights are 0 in the result. The factor must be made with these options' damping and
-// order. Rows are independent and split over OpenMP threads in fixed chunks: any number of threads gives the same bytes.
+// order. Rows are independent and split over OpenMP threads in fixed chunks, so that any number of threads gives the
+// same bytes.
 // Throws std::invalid_argument for shapes, options, a width that does not fill blocks, values that are not finite or
 // beyond float16, and a mask where the type has no 0.
 GptqResult gptq_to_blocks(const at::Tensor& weight_OI, const at::Tensor& target_OI, const GptqFactor& factor,
