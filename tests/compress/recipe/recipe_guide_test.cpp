@@ -328,6 +328,10 @@ void try_map(const Json& schema, const std::string& place, const Json& base,
   expect_refused(recipe_of(with(base, place, "no_such_key", 1)), place + ".no_such_key");
   for (const auto& [option, value_schema] : schema.at("properties").items()) {
     const std::string name = place + "." + option;
+    if (name == "perplexity.store") {  // a run writes nothing outside of its result: eval alone does this
+      expect_refused(recipe_of(with(base, place, option, "a")), "outside");
+      continue;
+    }
     const auto recipe_with = [&, option = option](const Json& value) {
       return recipe_of(with(base, place, option, value));
     };
@@ -408,7 +412,8 @@ TEST_F(RangesOfTheSchema, AreThoseOfOverrides) {
     }
     // `pattern: unstructured` is the pass's own here: a pattern beside a ratio would be two answers.
     Json properties = layers["override"]["additionalProperties"];
-    try_map(properties, pass, Json::object(), recipe_of);
+    // A type that stands for the whole map is refused by the name of the map.
+    try_map(properties, properties.contains("anyOf") ? pass + ".override" : pass, Json::object(), recipe_of);
   }
   EXPECT_GE(num_tried, 20);
 }
