@@ -176,6 +176,7 @@ const std::vector<Setting>& settings() {
       {"RtnPerTensor", {"rtn"}, "  - rtn: {bits: 8, group_size: -1, per_tensor: true, symmetric: false, refine: 2}\n"},
       {"Gptq", {"gptq"}, kGptq},
       {"GptqAsymmetric", {"gptq"}, "  - gptq: {bits: 3, group_size: 32, symmetric: false, act_order: group}\n"},
+      {"Gguf", {"gguf"}, "  - gguf: {type: q4_0}\n"},
       {"GptqInSomeLayers", {"gptq"}, kGptq + "    layers: {exclude: [\"*.q_proj\"]}\n"},
       {"AwqGptq", {"awq"}, "  - awq: {}\n" + kGptq},
       {"AwqRtnAsGemm",
