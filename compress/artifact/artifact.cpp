@@ -1,7 +1,7 @@
 #include "compress/artifact/artifact.h"
 
 #include "compress/artifact/hugging_face.h"
-#include "compress/artifact/small_files.h"
+#include "runtime/commands/small_files.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/sha256.h"
 
@@ -10,7 +10,7 @@ namespace pare::compress {
 namespace fs = std::filesystem;
 
 std::vector<fs::path> Artifact::copied_files(const fs::path& directory) {
-  return compress::copied_files(directory);
+  return runtime::copied_files(directory);
 }
 
 void Artifact::assemble(const runtime::Checkpoint& source, const std::vector<std::string>& unquantized,

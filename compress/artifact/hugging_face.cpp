@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "compress/artifact/small_files.h"
+#include "runtime/commands/small_files.h"
 #include "runtime/containers/container_table.h"
 #include "runtime/containers/stored_linear.h"
 #include "runtime/model/activation_sparsity.h"
@@ -106,7 +106,7 @@ void copy_small_files(const runtime::Checkpoint& source, const std::map<std::str
     if (others.contains(name)) continue;
     const fs::path copy = directory / name;
     fs::create_directories(copy.parent_path());
-    copy_small_file(source.directory(), name, copy);
+    runtime::copy_small_file(source.directory(), name, copy);
     if (runtime::sha256_file(copy) == hash) continue;
     throw std::runtime_error("changed while it was read: '" + (source.directory() / name).string() +
                              "' is not what it was when the run began");

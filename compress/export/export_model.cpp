@@ -11,12 +11,12 @@
 #include <utility>
 
 #include "compress/artifact/hugging_face.h"
-#include "compress/artifact/small_files.h"
 #include "compress/plan/plan.h"
 #include "compress/report/source_card.h"
 #include "compress/run/manifest.h"
 #include "quant/rtn.h"
 #include "runtime/commands/artifact_files.h"
+#include "runtime/commands/small_files.h"
 #include "runtime/containers/container_table.h"
 #include "runtime/containers/stored_linear.h"
 #include "runtime/files/safetensors.h"

@@ -4,11 +4,11 @@
 #include <span>
 #include <stdexcept>
 
-#include "compress/artifact/small_files.h"
 #include "compress/recipe/hub_name.h"
 #include "compress/report/model_card.h"
 #include "compress/report/source_card.h"
 #include "runtime/commands/artifact_files.h"
+#include "runtime/commands/small_files.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
@@ -44,7 +44,7 @@ void replace_card(const fs::path& directory, const std::string& text, Json manif
   // The source's card has another name from now on.
   if (!kept.empty()) hashes[kept] = runtime::sha256_file(directory / kept);
   outputs = hashes;
-  runtime::write_privately(open_small_file(directory, "config.json"), directory / runtime::kManifestName,
+  runtime::write_privately(runtime::open_small_file(directory, "config.json"), directory / runtime::kManifestName,
                            runtime::seal_json(runtime::json_text(manifest, 2) + "\n"));
 }
 

@@ -9,7 +9,6 @@
 #include <tuple>
 #include <vector>
 
-#include "compress/artifact/small_files.h"
 #include "compress/recipe/hub_name.h"
 #include "compress/recipe/recipe.h"
 #include "compress/recipe/recipe_guide.h"
@@ -17,6 +16,7 @@
 #include "compress/report/stored_as.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/commands/option_table.h"
+#include "runtime/commands/small_files.h"
 #include "runtime/containers/container_table.h"
 #include "runtime/model/checkpoint_files.h"
 #include "runtime/system/atomic_file.h"
@@ -393,7 +393,7 @@ std::string card_of_folder(const fs::path& artifact, const std::string& manifest
 
 void write_card(const fs::path& artifact, const std::string& card) {
   const char* const source = runtime::is_there(artifact / kSourceCardName) ? kSourceCardName : "config.json";
-  runtime::write_privately(open_small_file(artifact, source), artifact / kCardName, card);
+  runtime::write_privately(runtime::open_small_file(artifact, source), artifact / kCardName, card);
 }
 
 }  // namespace pare::compress

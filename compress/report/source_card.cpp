@@ -5,8 +5,8 @@
 #include <span>
 #include <stdexcept>
 
-#include "compress/artifact/small_files.h"
 #include "compress/recipe/yaml_value.h"
+#include "runtime/commands/small_files.h"
 #include "runtime/model/checkpoint_files.h"
 #include "runtime/system/visible_text.h"
 #include "runtime/text/unicode.h"
@@ -57,7 +57,7 @@ std::optional<std::string> text_of(const YamlValue& value) {
 
 // Returns the beginning of a file of a model's folder: one byte more than a head has, so that a longer one is known.
 std::string beginning_of(const fs::path& directory, const std::string& name) {
-  const runtime::InputFile file = open_small_file(directory, name);
+  const runtime::InputFile file = runtime::open_small_file(directory, name);
   std::string text(std::min(static_cast<size_t>(file.size_bytes()), kMostHeadBytes + 1), '\0');
   file.read(0, std::as_writable_bytes(std::span(text)));
   return text;
@@ -118,7 +118,7 @@ CardHead read_card_head(const std::string& card, const std::string& name) {
 }
 
 std::optional<std::string> source_card_name(const fs::path& directory) {
-  const std::vector<std::string> names = find_small_files(directory).copied;
+  const std::vector<std::string> names = runtime::find_small_files(directory).copied;
   const auto has = [&](const char* name) { return std::ranges::find(names, name) != names.end(); };
   if (!has(kCardName)) return has(kSourceCardName) ? std::optional<std::string>(kSourceCardName) : std::nullopt;
   if (has(kSourceCardName) && is_own_card(directory, kCardName)) return kSourceCardName;

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "compress/artifact/small_files.h"
+#include "runtime/commands/small_files.h"
 #include "runtime/engine/backend.h"
 #include "runtime/system/isa.h"
 #include "runtime/system/json_text.h"
@@ -92,8 +92,8 @@ Json evaluations_json(const std::vector<EvaluationReport>& evaluations, runtime:
 
 std::map<std::string, std::string> input_hashes(const runtime::Checkpoint& source) {
   std::map<std::string, std::string> hashes = source.file_hashes();
-  for (const std::string& name : find_small_files(source.directory()).copied) {
-    hashes[name] = hash_small_file(source.directory(), name);
+  for (const std::string& name : runtime::find_small_files(source.directory()).copied) {
+    hashes[name] = runtime::hash_small_file(source.directory(), name);
   }
   return hashes;
 }

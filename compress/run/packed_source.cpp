@@ -5,11 +5,11 @@
 #include <set>
 
 #include "compress/artifact/hugging_face.h"
-#include "compress/artifact/small_files.h"
 #include "compress/run/manifest.h"
 #include "prune/options.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/commands/layer_sparsity.h"
+#include "runtime/commands/small_files.h"
 #include "runtime/containers/fp8.h"
 #include "runtime/containers/pare_sparse24.h"
 #include "runtime/system/atomic_file.h"
@@ -81,7 +81,7 @@ runtime::MakeDirectory unpacking(const fs::path& model, bool unpacks, runtime::P
   if (!unpacks) return {};
   const std::optional<runtime::Checkpoint> source = open_packed(model);
   if (!source) return {};
-  events = events_of_links(find_small_files(model));
+  events = runtime::events_of_links(runtime::find_small_files(model));
   if (is_fp8_source(*source)) {
     events.push_back("source: its fp8 codes are decoded to " + std::string(runtime::dtype_name(model_dtype(*source))) +
                      ", and its inputs are not rounded");
@@ -127,9 +127,9 @@ void unpack_source(const runtime::Checkpoint& checkpoint, const fs::path& direct
   config.erase("quantization_config");
   runtime::write_file_atomically(directory / "config.json", runtime::json_text(config, 2) + "\n");
   runtime::write_file_atomically(directory / runtime::kManifestName, claims_json(checkpoint));
-  for (const std::string& name : find_small_files(checkpoint.directory()).copied) {
+  for (const std::string& name : runtime::find_small_files(checkpoint.directory()).copied) {
     fs::create_directories((directory / name).parent_path());
-    copy_small_file(checkpoint.directory(), name, directory / name);
+    runtime::copy_small_file(checkpoint.directory(), name, directory / name);
   }
   std::vector<runtime::StreamedTensor> tensors;
   std::set<std::string> packed;

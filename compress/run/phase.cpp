@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "compress/artifact/checked_file.h"
-#include "compress/artifact/small_files.h"
 #include "compress/passes/compress_stage.h"
 #include "compress/recipe/recipe_inputs.h"
 #include "compress/report/model_card.h"
@@ -14,6 +13,7 @@
 #include "compress/walk/original_stream.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/commands/inspect.h"
+#include "runtime/commands/small_files.h"
 #include "runtime/device/make_backend.h"
 #include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/system/atomic_file.h"
@@ -194,8 +194,8 @@ void check_strict(const Phase& phase, const std::vector<LayerRecord>& records) {
 }
 
 void note_left_out_files(Phase& phase) {
-  const SmallFiles files = find_small_files(phase.checkpoint.directory());
-  const std::vector<std::string> events = events_of_links(files);
+  const runtime::SmallFiles files = runtime::find_small_files(phase.checkpoint.directory());
+  const std::vector<std::string> events = runtime::events_of_links(files);
   phase.data.events.insert(phase.data.events.end(), events.begin(), events.end());
   if (const std::optional<std::string> card = source_card_name(phase.checkpoint.directory())) {
     const std::vector<std::string>& known = phase.data.earlier.events;  // what phases hand on has the source's card
@@ -203,7 +203,7 @@ void note_left_out_files(Phase& phase) {
       if (std::ranges::find(known, problem) == known.end()) phase.data.events.push_back(problem);
     }
   }
-  const std::string line = line_of_others(files, phase.checkpoint);
+  const std::string line = runtime::line_of_others(files, phase.checkpoint);
   if (!line.empty()) phase.progress.print(line);
 }
 

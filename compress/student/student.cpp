@@ -10,10 +10,10 @@
 #include <string>
 
 #include "compress/artifact/hugging_face.h"
-#include "compress/artifact/small_files.h"
 #include "compress/student/measure.h"
 #include "compress/student/student_channels.h"
 #include "compress/student/student_config.h"
+#include "runtime/commands/small_files.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/mapped_file.h"
@@ -199,10 +199,10 @@ std::optional<int64_t> layer_of(const std::string& layers, const std::string& na
 }
 
 void copy_small_files(const fs::path& source, const fs::path& directory) {
-  for (const std::string& name : find_small_files(source).copied) {
+  for (const std::string& name : runtime::find_small_files(source).copied) {
     const fs::path copy = directory / name;
     fs::create_directories(copy.parent_path());
-    copy_small_file(source, name, copy);
+    runtime::copy_small_file(source, name, copy);
   }
 }
 

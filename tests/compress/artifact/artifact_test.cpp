@@ -12,7 +12,7 @@
 
 #include "compress/artifact/checked_file.h"
 #include "compress/artifact/hugging_face.h"
-#include "compress/artifact/small_files.h"
+#include "runtime/commands/small_files.h"
 #include "runtime/containers/pare_sparse24.h"
 #include "runtime/files/safetensors.h"
 #include "runtime/import/import.h"

@@ -7,14 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "compress/artifact/small_files.h"
+#include "runtime/commands/small_files.h"
 #include "runtime/system/atomic_file.h"
 #include "tests/compress/run_pare.h"
 #include "tests/expect_error.h"
 #include "tests/places.h"
 
 namespace pare::test {
-using namespace compress;
 using namespace runtime;
 namespace {
 

@@ -9,7 +9,7 @@
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/input_files.h"
 
-namespace pare::compress {
+namespace pare::runtime {
 
 // Names of files, relative to the model's folder.
 struct SmallFiles {
@@ -35,7 +35,7 @@ std::vector<std::filesystem::path> copied_files(const std::filesystem::path& dir
 
 // Opens one of the files that are copied. No link may lead away from the folder (or the hub cache's blobs), even if its
 // names have changed since it was found. Throws std::runtime_error (path, reason).
-runtime::InputFile open_small_file(const std::filesystem::path& directory, const std::string& name);
+InputFile open_small_file(const std::filesystem::path& directory, const std::string& name);
 // Return the SHA-256 of such a file, and make a copy of it. No more people may read the copy than the original
 // (runtime/system/private_files.h).
 std::string hash_small_file(const std::filesystem::path& directory, const std::string& name);
@@ -45,6 +45,6 @@ void copy_small_file(const std::filesystem::path& directory, const std::string& 
 // Describe the files that a run does not copy. Links are an event each. All others, except for the weights that the run
 // reads, are one line of the plan, or "" where there are none.
 std::vector<std::string> events_of_links(const SmallFiles& files);
-std::string line_of_others(const SmallFiles& files, const runtime::Checkpoint& source);
+std::string line_of_others(const SmallFiles& files, const Checkpoint& source);
 
-}  // namespace pare::compress
+}  // namespace pare::runtime

@@ -1,4 +1,4 @@
-#include "compress/artifact/small_files.h"
+#include "runtime/commands/small_files.h"
 
 #include <fcntl.h>
 
@@ -19,7 +19,7 @@
 #include "runtime/system/private_files.h"
 #include "runtime/system/sha256.h"
 
-namespace pare::compress {
+namespace pare::runtime {
 namespace {
 
 namespace fs = std::filesystem;
@@ -30,8 +30,8 @@ constexpr const char* kTemplates = "additional_chat_templates";  // NAME.jinja, 
 constexpr size_t kMostNamed = 12;                                // files in one line
 
 // The files that pare itself reads of a model beside its weights.
-constexpr std::array kRead = {runtime::kConfigName, "tokenizer.json", "tokenizer_config.json",
-                              "sentence_bert_config.json", kPooling};
+constexpr std::array kRead = {kConfigName, "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json",
+                              kPooling};
 
 bool is_copied(const std::string& name) {
   static const std::set<std::string, std::less<>> kNames = {"generation_config.json",
@@ -83,7 +83,7 @@ Place place_of(const fs::path& directory, const std::string& name) {
   const fs::path folder = fs::canonical(directory, error);
   if (error) fail(directory, error.message());
   const fs::path target = fs::canonical(directory / name, error);
-  if (error) fail(directory / name, runtime::why_not_opened(directory / name, error.value()));
+  if (error) fail(directory / name, why_not_opened(directory / name, error.value()));
   if (is_within(target, folder)) return {folder, target.lexically_relative(folder)};
   const fs::path blobs = blobs_beside(folder);
   if (!blobs.empty() && target.parent_path() == blobs) return {blobs, target.filename()};
@@ -92,8 +92,7 @@ Place place_of(const fs::path& directory, const std::string& name) {
 
 // A link that cannot be followed is not left out: the reader that opens it says what is wrong with it.
 bool leads_out(const fs::path& directory, const std::string& name) {
-  if (runtime::ModelDirectory::is_import(directory))
-    return false;  // its names are links to files that this process holds open
+  if (ModelDirectory::is_import(directory)) return false;  // its names are links to files that this process holds open
   std::error_code error;
   return fs::exists(directory / name, error) && !error && place_of(directory, name).folder.empty();
 }
@@ -114,10 +113,10 @@ std::vector<std::string> template_names(const fs::path& directory) {
 // A file that is not such a list names none: nothing of a run depends on it.
 std::set<std::string> module_folders(const fs::path& directory) {
   std::set<std::string> folders = {fs::path(kPooling).parent_path().string()};
-  if (!runtime::is_there(directory / kModules) || leads_out(directory, kModules)) return folders;
+  if (!is_there(directory / kModules) || leads_out(directory, kModules)) return folders;
   nlohmann::json modules;
   try {
-    modules = runtime::parse_json(runtime::read_text_file(directory / kModules), kModules);
+    modules = parse_json(read_text_file(directory / kModules), kModules);
   } catch (const std::runtime_error&) {
     return folders;
   }
@@ -156,8 +155,8 @@ SmallFiles find_small_files(const fs::path& directory) {
   const std::set<std::string> modules = module_folders(directory);
   for (const auto& entry : fs::directory_iterator(directory)) {
     const std::string name = entry.path().filename().string();
-    if (name.starts_with('.') || name == runtime::kConfigName || name == runtime::kManifestName ||
-        name == runtime::kReportName || name == runtime::kReportPageName)
+    if (name.starts_with('.') || name == kConfigName || name == kManifestName || name == kReportName ||
+        name == kReportPageName)
       continue;
     std::error_code error;  // set by a link that cannot be followed
     const fs::file_status status = entry.status(error);
@@ -188,7 +187,7 @@ SmallFiles find_small_files(const fs::path& directory) {
   for (const std::string& name : template_names(directory)) sort_in(name);
   files.others.assign(others.begin(), others.end());
   std::vector<std::string> links = files.links;
-  if (leads_out(directory, runtime::kConfigName)) links.emplace_back(runtime::kConfigName);
+  if (leads_out(directory, kConfigName)) links.emplace_back(kConfigName);
   for (const char* read : kRead) {
     if (std::find(links.begin(), links.end(), read) == links.end()) continue;
     throw std::runtime_error("'" + (directory / read).string() +
@@ -205,13 +204,13 @@ std::vector<fs::path> copied_files(const fs::path& directory) {
   return paths;
 }
 
-runtime::InputFile open_small_file(const fs::path& directory, const std::string& name) {
+InputFile open_small_file(const fs::path& directory, const std::string& name) {
   const fs::path path = directory / name;
-  if (runtime::ModelDirectory::is_import(directory)) return runtime::InputFile(path);
+  if (ModelDirectory::is_import(directory)) return InputFile(path);
   const Place place = place_of(directory, name);
   if (place.folder.empty()) fail(path, "it has become a link that leads out of the model's folder");
   // It opens folder after folder, since none of the names may have become a link after they were checked.
-  runtime::Descriptor folder(::open(place.folder.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  Descriptor folder(::open(place.folder.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   for (const fs::path& part : place.relative.parent_path()) {
     if (folder.get() < 0) break;
     folder.go_to(::openat(folder.get(), part.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -220,18 +219,18 @@ runtime::InputFile open_small_file(const fs::path& directory, const std::string&
   const int descriptor =
       ::openat(folder.get(), place.relative.filename().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (descriptor < 0) fail(path, std::generic_category().message(errno));
-  return runtime::InputFile(path, descriptor);
+  return InputFile(path, descriptor);
 }
 
 std::string hash_small_file(const fs::path& directory, const std::string& name) {
-  const runtime::InputFile file = open_small_file(directory, name);
-  runtime::Sha256 hash;
-  runtime::read_in_pieces(file, [&hash](std::span<const std::byte> piece) { hash.update(piece); });
+  const InputFile file = open_small_file(directory, name);
+  Sha256 hash;
+  read_in_pieces(file, [&hash](std::span<const std::byte> piece) { hash.update(piece); });
   return hash.hex();
 }
 
 void copy_small_file(const fs::path& directory, const std::string& name, const fs::path& copy) {
-  runtime::copy_privately(open_small_file(directory, name), copy);
+  copy_privately(open_small_file(directory, name), copy);
 }
 
 std::vector<std::string> events_of_links(const SmallFiles& files) {
@@ -244,8 +243,8 @@ std::vector<std::string> events_of_links(const SmallFiles& files) {
   return events;
 }
 
-std::string line_of_others(const SmallFiles& files, const runtime::Checkpoint& source) {
-  std::set<std::string> weights = {runtime::kIndexName};
+std::string line_of_others(const SmallFiles& files, const Checkpoint& source) {
+  std::set<std::string> weights = {kIndexName};
   for (const fs::path& path : source.weight_files()) weights.insert(path.filename().string());
   std::vector<std::string> names;
   std::copy_if(files.others.begin(), files.others.end(), std::back_inserter(names),
@@ -253,4 +252,4 @@ std::string line_of_others(const SmallFiles& files, const runtime::Checkpoint& s
   return names.empty() ? "" : "plan: not copied from the model's folder: " + named(names);
 }
 
-}  // namespace pare::compress
+}  // namespace pare::runtime
