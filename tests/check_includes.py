@@ -37,6 +37,8 @@ MAY_INCLUDE = {
     "runtime/harness": {"runtime/system", "runtime/text", "runtime/tokenizer", "runtime/model", "runtime/engine"},
     "runtime/evaluate": {"runtime/system", "runtime/text", "runtime/format", "runtime/files", "runtime/tokenizer",
                          "runtime/chat", "runtime/model", "runtime/engine", "runtime/harness"},
+    "runtime/doctor": {"runtime/system", "runtime/format", "runtime/blocks", "runtime/containers", "runtime/files",
+                       "runtime/tokenizer", "runtime/model"},
     "runtime/commands": {"runtime/*"},
     "runtime/api": {"runtime/*"},
     "python": {"runtime/api"},

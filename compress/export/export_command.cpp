@@ -22,12 +22,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-bool is_inside(const std::filesystem::path& path, const std::filesystem::path& folder) {
-  const std::filesystem::path inner = std::filesystem::weakly_canonical(path);
-  const std::filesystem::path outer = std::filesystem::weakly_canonical(folder);
-  return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
-}
-
 struct Written {
   std::string format;
   int64_t num_bytes = 0;
@@ -155,10 +149,7 @@ void run_export(const runtime::Arguments& arguments, runtime::Console& console) 
     throw runtime::WrongUsage("OUT is a file of GGUF, whose name ends in .gguf: found '" + output.string() + "'");
   }
   runtime::PartialOutput::check_is_free(output, runtime::PartialOutput::Leftovers::stay);
-  if (is_inside(output, arguments.positional(0))) {
-    throw std::invalid_argument("'" + output.string() + "' lies in the model's own folder '" + arguments.positional(0) +
-                                "', which would not be whole then: choose another");
-  }
+  runtime::refuse_output_inside(output, arguments.positional(0));
   runtime::keep_as_private_as({std::filesystem::path(arguments.positional(0)), statistics}, output);
   const bool keeps_codes = folder != nullptr && !folder->container.empty();
   runtime::NamedModel model(arguments.positional(0), true, "", console, keeps_codes);

@@ -394,12 +394,12 @@ void print_generated(const Program& program, const std::string& word, std::span<
                    "'" + did_you_mean(what, program_options().back().choices) + "; see " + program.name + " --help");
 }
 
-void run_command(const Program& program, const Command& command, std::span<const std::string> words,
-                 DescriptorBuffer& standard_output, std::ostream& out) {
+int run_command(const Program& program, const Command& command, std::span<const std::string> words,
+                DescriptorBuffer& standard_output, std::ostream& out) {
   const Arguments arguments = parse_arguments(program, command, words);
   if (arguments.flag("help")) {
     out << command_help(program, command);
-    return;
+    return kDone;
   }
   const bool json = arguments.flag("json");
   Console console(json, arguments.flag("quiet"), standard_output, std::cerr);
@@ -409,6 +409,7 @@ void run_command(const Program& program, const Command& command, std::span<const
   command.run(arguments, console);
   console.progress().finish();
   if (json) out << visible(console.result(), "\\u00") << '\n';
+  return console.is_ill() ? kFailed : kDone;
 }
 
 // `words` is what stands after --version.
@@ -425,8 +426,9 @@ void print_version(const Program& program, std::span<const std::string> words, s
   }
 }
 
-void run_words(const Program& program, std::span<const std::string> words, DescriptorBuffer& standard_output,
-               std::ostream& out) {
+// Returns the exit status.
+int run_words(const Program& program, std::span<const std::string> words, DescriptorBuffer& standard_output,
+              std::ostream& out) {
   if (words.empty()) throw WrongUsage("a command is missing; see " + program.name + " --help");
   if (words[0] == "--help" || words[0] == "-h") {
     out << program_help(program);
@@ -435,16 +437,18 @@ void run_words(const Program& program, std::span<const std::string> words, Descr
   } else if (words[0] == "--generate" || words[0].starts_with("--generate=")) {
     print_generated(program, words[0], words.subspan(1), out);
   } else {
-    run_command(program, find_command(program, words[0]), words.subspan(1), standard_output, out);
+    return run_command(program, find_command(program, words[0]), words.subspan(1), standard_output, out);
   }
+  return kDone;
 }
 
-void run_and_print(const Program& program, std::span<const std::string> words) {
+int run_and_print(const Program& program, std::span<const std::string> words) {
+  int status = kDone;
   DescriptorBuffer standard_output(STDOUT_FILENO);
   std::ostream out(&standard_output);
   out.exceptions(std::ios::badbit);
   try {
-    run_words(program, words, standard_output, out);
+    status = run_words(program, words, standard_output, out);
   } catch (const OutputFailed&) {
     throw;
   } catch (...) {
@@ -456,6 +460,7 @@ void run_and_print(const Program& program, std::span<const std::string> words) {
     throw;
   }
   standard_output.finish();
+  return status;
 }
 
 // Ends the program after an exception that no handler catches: nlohmann-json's destructors need memory, for example.
@@ -499,8 +504,7 @@ int run_program(const Program& program, int argc, const char* const* argv) {
     detect_isa();
     install_interrupt_handler();
     install_mapped_file_handler(program.name);
-    run_and_print(program, words);
-    return kDone;
+    return run_and_print(program, words);
   } catch (const Interrupted& error) {
     return report(visible_line(error.what()), kInterrupted);
   } catch (const OutputFailed& error) {

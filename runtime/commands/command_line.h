@@ -103,6 +103,9 @@ class Console {
   // The JSON object that --json prints when the command is done.
   void set_result(std::string json_object) { result_ = std::move(json_object); }
   const std::string& result() const { return result_; }
+  // The command is done, and what it examined is not in order: the exit status is 1.
+  void set_ill() { is_ill_ = true; }
+  bool is_ill() const { return is_ill_; }
 
  private:
   SilentBuffer silent_;
@@ -111,6 +114,7 @@ class Console {
   std::ostream report_, model_text_;
   Progress progress_;
   std::string result_;
+  bool is_ill_ = false;
 };
 
 struct Command {

@@ -3,6 +3,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -170,6 +171,14 @@ InputFiles noted(const std::filesystem::path& path) {
 
 std::function<void(double, int64_t)> stage(Console& console, const std::string& name, const std::string& unit) {
   return stage_of(console.progress(), name, unit);
+}
+
+void refuse_output_inside(const std::filesystem::path& output, const std::filesystem::path& model) {
+  const std::filesystem::path inner = std::filesystem::weakly_canonical(output);
+  const std::filesystem::path outer = std::filesystem::weakly_canonical(model);
+  if (std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first != outer.end()) return;
+  throw std::invalid_argument("'" + output.string() + "' lies in the model's own folder '" + model.string() +
+                              "', which would not be whole then: choose another");
 }
 
 NamedModel::NamedModel(const std::string& path, bool is_checked, const std::string& instead, Console& console,

@@ -65,6 +65,9 @@ std::string dump(const nlohmann::ordered_json& json);
 // on request. The stage's clock starts with the first call (0 units done), which such functions make before any work.
 std::function<void(double, int64_t)> stage(Console& console, const std::string& name, const std::string& unit);
 
+// Throws std::invalid_argument for an output in the model's own folder, which would not be whole then.
+void refuse_output_inside(const std::filesystem::path& output, const std::filesystem::path& model);
+
 // A model that the command line names. What takes long comes when the caller says that options and data are in order:
 //   - If the model is checked and has a manifest, its files must be what was written. Those that describe it are hashed
 //     before it is opened, and the weights later.

@@ -14,6 +14,7 @@
 #include "runtime/commands/artifact_files.h"
 #include "runtime/commands/bench.h"
 #include "runtime/commands/command_parts.h"
+#include "runtime/commands/doctor_command.h"
 #include "runtime/commands/eval_command.h"
 #include "runtime/commands/generate_command.h"
 #include "runtime/commands/inspect.h"
@@ -251,7 +252,8 @@ std::vector<Command> runtime_commands() {
       .positionals = {{"DIR", "directory of a checkpoint"}},
       .options = {},
       .run = run_verify};
-  return {import, eval_command(), generate_command(), tokenize, inspect_command, verify_command, bench_command()};
+  return {import,          eval_command(), generate_command(), tokenize,
+          inspect_command, verify_command, doctor_command(),   bench_command()};
 }
 
 }  // namespace pare::runtime

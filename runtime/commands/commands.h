@@ -1,4 +1,4 @@
-// The commands that both programs have: import, eval, generate, tokenize, inspect, verify, bench.
+// The commands that both programs have: import, eval, generate, tokenize, inspect, verify, doctor, bench.
 #pragma once
 
 #include <vector>

@@ -18,8 +18,6 @@ using Json = nlohmann::json;
 
 constexpr int kBits = 4;
 constexpr int64_t kCodesPerWord = 8;
-// Nibble n of a word holds the code of output 8c + kOrder[n].
-constexpr std::array<int64_t, 8> kOrder = {0, 2, 4, 6, 1, 3, 5, 7};
 
 constexpr const char* kMethod = "awq";
 constexpr std::array<std::string_view, 1> kPackages = {"gptqmodel"};
@@ -49,12 +47,13 @@ std::string shape_problem(int64_t num_out) {
 // Packs eight codes that lie `stride` bytes apart: those of the outputs of one word.
 uint32_t word_of(const uint8_t* codes, int64_t stride) {
   uint32_t word = 0;
-  for (size_t n = 0; n < kOrder.size(); ++n) word |= static_cast<uint32_t>(codes[kOrder[n] * stride]) << (kBits * n);
+  for (size_t n = 0; n < kAwqOrder.size(); ++n)
+    word |= static_cast<uint32_t>(codes[kAwqOrder[n] * stride]) << (kBits * n);
   return word;
 }
 
 void split_word(uint32_t word, uint8_t* codes, int64_t stride) {
-  for (size_t n = 0; n < kOrder.size(); ++n) codes[kOrder[n] * stride] = word >> (kBits * n) & 0xf;
+  for (size_t n = 0; n < kAwqOrder.size(); ++n) codes[kAwqOrder[n] * stride] = word >> (kBits * n) & 0xf;
 }
 
 // Packs codes [O, N] into words [N, O/8]: the file has the outputs innermost.

@@ -2,13 +2,14 @@
 // 4-bit codes with zeros in groups along the input, and float16 scales.
 //
 // Tensors of a module with weight [O, I] (names are the module's name + suffix):
-//   qweight I32 [I, O/8]   word [i, c] holds code[8c + order[n], i] in bits 4n to 4n+3, order = 0 2 4 6 1 3 5 7
+//   qweight I32 [I, O/8]   word [i, c] holds code[8c + order[n], i] in bits 4n to 4n+3, order = kAwqOrder
 //   qzeros  I32 [G, O/8]   the zeros, packed alike
 //   scales  F16 [G, O]
 // W = scale * (code - zero), as in QuantizedWeight. The channel scales that AWQ searches are not stored: they are
 // folded into the layer before.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -30,6 +31,9 @@ const ContainerFormat& awq_gemm_container();
 inline constexpr std::string_view kAwqWeightSuffix = ".qweight";
 inline constexpr std::string_view kAwqZerosSuffix = ".qzeros";
 inline constexpr std::string_view kAwqScalesSuffix = ".scales";
+
+// Nibble n of a word holds the code of output 8c + kAwqOrder[n].
+inline constexpr std::array<int64_t, 8> kAwqOrder = {0, 2, 4, 6, 1, 3, 5, 7};
 
 // Returns the tensors of `module`; a symmetric weight gets zeros of 8. Throws std::runtime_error if the weight is
 // invalid (see validate). Throws std::invalid_argument, with what to do, if the container cannot hold it exactly. Such

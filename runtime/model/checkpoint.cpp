@@ -110,23 +110,8 @@ std::vector<float> Checkpoint::State::finite_values(const std::string& name, con
 }
 
 std::optional<PackScheme> Checkpoint::State::scheme(const LinearDescription& linear) const {
-  std::optional<PackScheme> stored;
-  if (!quantization) return stored;
-  const std::string_view class_name = is_table(linear.name) ? "Embedding" : "Linear";
-  tensors.in_this_directory([&] { stored = quantization->config->scheme_of(linear.name, class_name, finder()); });
-  // The configuration may know the module by its name in the file. Where the two names say different things, the
-  // weight itself tells whether it is quantized.
-  const std::string name = tensors.stored_names().stored(linear.name);
-  if (name == linear.name) return stored;
-  std::optional<PackScheme> of_file;
-  const FindTensor find_stored = [this](const std::string& tensor) {
-    return tensors.find(tensors.stored_names().described(tensor));
-  };
-  tensors.in_this_directory([&] { of_file = quantization->config->scheme_of(name, class_name, find_stored); });
-  if (of_file.has_value() == stored.has_value()) return stored;
-  const TensorView* const weight = tensors.find(linear.name + ".weight");
-  const std::optional<PackScheme>& said = stored ? stored : of_file;
-  return weight != nullptr && is_float_dtype(weight->dtype) && !said->has_own_tensor() ? std::nullopt : said;
+  if (!quantization) return std::nullopt;
+  return runtime::stored_scheme(*quantization, tensors, linear.name, is_table(linear.name) ? "Embedding" : "Linear");
 }
 
 void Checkpoint::State::check_linear(const LinearDescription& linear) const {

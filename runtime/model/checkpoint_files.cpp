@@ -26,24 +26,9 @@ Json parse_object(const std::string& text, const fs::path& path) {
 }
 
 WeightFiles read_index(const fs::path& directory) {
-  const fs::path path = directory / kIndexName;
-  const Json index = parse_object(read_text_file(path, kMaxIndexBytes), path);
-  const auto weight_map = index.find("weight_map");
-  if (weight_map == index.end() || !weight_map->is_object() || weight_map->empty()) {
-    throw std::runtime_error(path.string() + ": expected an object 'weight_map' with at least one tensor");
-  }
   WeightFiles files;
-  for (const auto& [tensor, value] : weight_map->items()) {
-    const std::string file = value.is_string() ? value.get<std::string>() : "";
-    // Accepts only a plain name: an index must not make the program open files elsewhere.
-    if (!file.ends_with(".safetensors") || file.find_first_of("/\\") != std::string::npos) {
-      throw std::runtime_error(path.string() + ": tensor '" + tensor +
-                               "': expected the name of a .safetensors file in the same directory, found " +
-                               (value.is_string() ? "'" + file.substr(0, 200) + "'" : "a value that is not a string"));
-    }
-    files.file_of_tensor.emplace(tensor, file);
-    files.paths.push_back(directory / file);
-  }
+  files.file_of_tensor = read_weight_index(directory).file_of_tensor;
+  for (const auto& [tensor, file] : files.file_of_tensor) files.paths.push_back(directory / file);
   std::sort(files.paths.begin(), files.paths.end());
   files.paths.erase(std::unique(files.paths.begin(), files.paths.end()), files.paths.end());
   for (const fs::path& file : files.paths) {
@@ -81,6 +66,31 @@ std::string read_config(const fs::path& directory) {
                              "': expected a Hugging Face checkpoint");
   }
   return read_text_file(directory / kConfigName, kMaxConfigBytes);
+}
+
+WeightIndex read_weight_index(const fs::path& directory) {
+  const fs::path path = directory / kIndexName;
+  const Json json = parse_object(read_text_file(path, kMaxIndexBytes), path);
+  const auto weight_map = json.find("weight_map");
+  if (weight_map == json.end() || !weight_map->is_object() || weight_map->empty()) {
+    throw std::runtime_error(path.string() + ": expected an object 'weight_map' with at least one tensor");
+  }
+  WeightIndex index;
+  for (const auto& [tensor, value] : weight_map->items()) {
+    const std::string file = value.is_string() ? value.get<std::string>() : "";
+    // Accepts only a plain name: an index must not make the program open files elsewhere.
+    if (!file.ends_with(".safetensors") || file.find_first_of("/\\") != std::string::npos) {
+      throw std::runtime_error(path.string() + ": tensor '" + tensor +
+                               "': expected the name of a .safetensors file in the same directory, found " +
+                               (value.is_string() ? "'" + file.substr(0, 200) + "'" : "a value that is not a string"));
+    }
+    index.file_of_tensor.emplace(tensor, file);
+  }
+  const auto metadata = json.find("metadata");
+  if (metadata == json.end() || !metadata->is_object()) return index;
+  const auto size = metadata->find("total_size");
+  if (size != metadata->end() && size->is_number()) index.total_size = size->get<double>();
+  return index;
 }
 
 WeightFiles find_weight_files(const fs::path& directory) {

@@ -24,6 +24,14 @@ struct WeightFiles {
   std::vector<std::filesystem::path> paths;
   std::map<std::string, std::string> file_of_tensor;  // the index; empty for a single file
 };
+// Holds what model.safetensors.index.json says.
+struct WeightIndex {
+  std::map<std::string, std::string> file_of_tensor;  // plain names of .safetensors files
+  std::optional<double> total_size;                   // bytes of all tensors; none if it is missing or no number
+};
+// Throws std::runtime_error for a file that is not an index or leads out of the directory. The files that it names may
+// be missing.
+WeightIndex read_weight_index(const std::filesystem::path& directory);
 // One file wins over an index, as in transformers. Throws std::runtime_error for a directory without weights, for a
 // file that is not an index or leads out of the directory, and for missing files that it names.
 WeightFiles find_weight_files(const std::filesystem::path& directory);

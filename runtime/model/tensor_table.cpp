@@ -17,6 +17,26 @@ bool are_equal(const TensorView& a, const TensorView& b) {
   return a.dtype == b.dtype && a.shape == b.shape && std::memcmp(a.data.data(), b.data.data(), a.data.size()) == 0;
 }
 
+std::optional<PackScheme> stored_scheme(const Quantization& quantization, const TensorTable& tensors,
+                                        const std::string& module, std::string_view class_name) {
+  std::optional<PackScheme> stored;
+  const FindTensor find = [&](const std::string& tensor) { return tensors.find(tensor); };
+  tensors.in_this_directory([&] { stored = quantization.config->scheme_of(module, class_name, find); });
+  // The configuration may know the module by its name in the file. Where the two names say different things, the
+  // weight itself tells whether it is quantized.
+  const std::string name = tensors.stored_names().stored(module);
+  if (name == module) return stored;
+  std::optional<PackScheme> of_file;
+  const FindTensor find_stored = [&](const std::string& tensor) {
+    return tensors.find(tensors.stored_names().described(tensor));
+  };
+  tensors.in_this_directory([&] { of_file = quantization.config->scheme_of(name, class_name, find_stored); });
+  if (of_file.has_value() == stored.has_value()) return stored;
+  const TensorView* const weight = tensors.find(module + ".weight");
+  const std::optional<PackScheme>& said = stored ? stored : of_file;
+  return weight != nullptr && is_float_dtype(weight->dtype) && !said->has_own_tensor() ? std::nullopt : said;
+}
+
 void TensorTable::open(const fs::path& directory, WeightFiles found, const std::string& family,
                        const ModuleNames& modules) {
   directory_ = directory;

@@ -23,6 +23,12 @@ namespace pare::runtime {
 
 bool are_equal(const TensorView& a, const TensorView& b);  // types, shapes and bytes
 
+class TensorTable;
+// Returns how the module is stored, by its name in the description or in the files; nullopt: dense. class_name is as of
+// ContainerConfig::scheme_of, whose errors it throws with the directory.
+std::optional<PackScheme> stored_scheme(const Quantization& quantization, const TensorTable& tensors,
+                                        const std::string& module, std::string_view class_name);
+
 class TensorTable {
  public:
   TensorTable() = default;

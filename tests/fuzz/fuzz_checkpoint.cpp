@@ -1,7 +1,10 @@
 #include <array>
+#include <nlohmann/json.hpp>
 
 #include "runtime/commands/layer_sparsity.h"
 #include "runtime/commands/verify.h"
+#include "runtime/doctor/examine.h"
+#include "runtime/doctor/repair.h"
 #include "runtime/engine/pooling.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/tokenizer/tokenizer.h"
@@ -48,5 +51,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   attempt([&] { pare::runtime::Tokenizer::open(folder).encode("Hello  world's 1234\n", true); });
   attempt([&] { pare::runtime::tokenizer_hash(folder); });
   attempt([&] { pare::runtime::verify(folder); });
+  attempt([&] {
+    const pare::runtime::Examination examination = pare::runtime::examine(folder);
+    pare::runtime::to_text(examination);
+    pare::runtime::examination_json(examination);
+    const std::filesystem::path copy = pare::fuzz_folder() / "copy";
+    std::filesystem::remove_all(copy);
+    std::filesystem::create_directories(copy);
+    attempt([&] { pare::runtime::write_repaired(examination, copy); });
+  });
   return 0;
 }
