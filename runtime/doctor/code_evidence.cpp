@@ -6,12 +6,10 @@
 namespace pare::runtime {
 namespace {
 
-// A share of cells that reach their ends from which groups are taken to be right, and the share that chance may not
-// exceed there.
-constexpr double kReached = 0.9, kMostByChance = 0.85;
-// The share of the way from chance to all cells, below which groups are taken to be wrong.
-constexpr double kNearChance = 0.25;
-constexpr double kFewCells = 64.0;
+// The parts of the way from chance to all cells, from which groups are taken to be right, and below which to be wrong.
+constexpr double kNearAll = 0.8, kNearChance = 0.25;
+// So many cells that do not reach an end must be expected by chance: fewer tell nothing.
+constexpr double kFewCells = 100.0;
 
 int lowest_end(int bits) {
   return bits >= 4 ? 1 : 0;
@@ -90,12 +88,11 @@ void Reach::add(const Reach& other) {
 }
 
 bool Reach::shows_groups() const {
-  return num_cells >= kFewCells && share() >= kReached && share_if_shuffled() <= kMostByChance;
+  return num_cells - num_if_shuffled >= kFewCells && way_from_chance() >= kNearAll;
 }
 
 bool Reach::shows_chance() const {
-  return num_cells >= kFewCells && share_if_shuffled() <= kMostByChance &&
-         share() <= share_if_shuffled() + kNearChance * (1.0 - share_if_shuffled());
+  return num_cells - num_if_shuffled >= kFewCells && way_from_chance() <= kNearChance;
 }
 
 Reach reach_of(const CellStatistics& cells) {

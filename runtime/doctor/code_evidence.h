@@ -34,9 +34,13 @@ struct Reach {
   void add(const Reach& other);
   double share() const { return num_cells > 0.0 ? num_reached / num_cells : 0.0; }
   double share_if_shuffled() const { return num_cells > 0.0 ? num_if_shuffled / num_cells : 0.0; }
+  // Returns 0 for what chance gives, and 1 if all cells reach an end.
+  double way_from_chance() const {
+    return num_cells > num_if_shuffled ? (num_reached - num_if_shuffled) / (num_cells - num_if_shuffled) : 0.0;
+  }
   // True if cells reach their ends as cells of their own scales do, and would not by chance.
   bool shows_groups() const;
-  // True if cells reach their ends no more often than by chance, although there could be a difference.
+  // True if cells reach their ends hardly more often than by chance, although there could be a difference.
   bool shows_chance() const;
 };
 Reach reach_of(const CellStatistics& cells);

@@ -52,9 +52,35 @@ void reorder(const std::vector<PackedModule>& modules, std::string_view suffix, 
 }  // namespace
 
 void OrderExam::add(const PackedModule& module, const PackedFacts& facts) {
+  if (module.num_in == module.num_out && module.num_groups > 1) add_square(module, facts);
   if (module.bits != 4) return;
   if (facts.claim.container == kAwqGemm && module.axis == PackedAxis::outputs) add_awq(module, facts);
   if (facts.claim.container != kAwqGemm && module.axis == PackedAxis::inputs) add_gptq(module, facts);
+}
+
+// The codes of the transposed weight would have each row's groups in a column.
+void OrderExam::add_square(const PackedModule& module, const PackedFacts& facts) {
+  square_.push_back(module.name);
+  square_as_said_.add(reach_of(facts.cells));
+  const int64_t size = module.num_in;
+  std::vector<uint8_t> turned(facts.codes_OI.size());
+  for (int64_t row = 0; row < size; ++row) {
+    for (int64_t column = 0; column < size; ++column) turned[column * size + row] = facts.codes_OI[row * size + column];
+  }
+  square_turned_.add(reach_of(cell_statistics(turned, size, facts.group_of_I, module.num_groups, module.bits)));
+}
+
+void OrderExam::conclude_square(std::vector<Finding>& findings) const {
+  if (!square_as_said_.shows_chance() || !square_turned_.shows_groups()) return;
+  findings.push_back({.illness = Illness::packing_layout,
+                      .concerned = square_,
+                      .what = "the codes of " + count_text(square_.size(), "square layer") +
+                              " are those of the transposed weight: rows and columns are exchanged",
+                      .figures = {{"layers", static_cast<double>(square_.size())},
+                                  {"share_of_cells_at_an_end", square_as_said_.share()},
+                                  {"share_by_chance", square_as_said_.share_if_shuffled()},
+                                  {"share_of_cells_at_an_end_transposed", square_turned_.share()}},
+                      .advice = "quantize the original again, or exchange rows and columns of the codes"});
 }
 
 void OrderExam::add_awq(const PackedModule& module, const PackedFacts& facts) {
@@ -97,6 +123,7 @@ void OrderExam::add_gptq(const PackedModule& module, const PackedFacts& facts) {
 }
 
 void OrderExam::conclude(std::vector<Finding>& findings) const {
+  conclude_square(findings);
   if (!awq_.empty()) conclude_awq(findings);
   if (!gptq_.empty()) conclude_gptq(findings);
 }

@@ -1,4 +1,4 @@
-// The order of codes in a word: AWQ's, or that in which the bits rise.
+// The order of codes in a word, AWQ's or that in which the bits rise, and of rows and columns where shapes do not tell.
 #pragma once
 
 #include <string>
@@ -17,12 +17,16 @@ class OrderExam {
   void conclude(std::vector<Finding>& findings) const;
 
  private:
+  void add_square(const PackedModule& module, const PackedFacts& facts);
+  void conclude_square(std::vector<Finding>& findings) const;
   void add_awq(const PackedModule& module, const PackedFacts& facts);
   void add_gptq(const PackedModule& module, const PackedFacts& facts);
   void conclude_awq(std::vector<Finding>& findings) const;
   void conclude_gptq(std::vector<Finding>& findings) const;
 
   std::vector<PackedModule> awq_, gptq_;
+  std::vector<std::string> square_;
+  Reach square_as_said_, square_turned_;
   Correlation as_said_, otherwise_;
   size_t num_for_other_ = 0;
   // Distances of codes from zeros, summed over modules: both as said, with the zeros in the other order, and of AWQ's

@@ -149,6 +149,33 @@ bool ZerosExam::are_symmetric(int offset) const {
   });
 }
 
+// Some layers may be of the other version, as where parts of two programs' files were put together. They must lie off
+// zero by far more than the others do.
+void ZerosExam::conclude_some(const std::vector<const Module*>& modules, std::vector<Finding>& findings) const {
+  std::vector<const Module*> wrong;
+  RowMeans right;
+  for (const Module* module : modules) {
+    const std::vector<const Module*> alone = {module};
+    if (judge(alone).is_other) {
+      wrong.push_back(module);
+    } else {
+      const double mean = module->as_said.mean();
+      right.add({1.0, mean, mean * mean});
+    }
+  }
+  const double spread = std::sqrt(right.sum_of_squares / std::max(right.num_rows, 1.0));
+  std::erase_if(wrong, [&](const Module* module) { return std::abs(module->as_said.mean()) < kLikelyErrors * spread; });
+  if (wrong.empty() || right.num_rows < static_cast<double>(kEnoughModules)) return;
+  const Verdict verdict = judge(wrong);
+  Finding finding = version_finding(wrong, modules.size());
+  finding.certainty = Certainty::likely;
+  finding.figures.push_back({"row_mean_as_said", verdict.as_said});
+  finding.figures.push_back({"row_mean_otherwise", verdict.otherwise});
+  finding.figures.push_back({"spread_of_other_layers", spread});
+  finding.repair = {};
+  findings.push_back(std::move(finding));
+}
+
 void ZerosExam::conclude(std::vector<Finding>& findings, std::set<std::string>& explained) const {
   std::vector<const Module*> constant, others, mixed;
   for (const Module& module : modules_) {
@@ -206,7 +233,8 @@ void ZerosExam::conclude(std::vector<Finding>& findings, std::set<std::string>& 
   if (others.empty()) return;
   const Verdict verdict = judge(others);
   const bool is_proved = errors_.speaks_for_other();
-  if (!is_proved && (!verdict.is_other || errors_.speaks_against_other())) return;
+  if (!is_proved && !verdict.is_other) return conclude_some(others, findings);
+  if (!is_proved && errors_.speaks_against_other()) return;
   Finding finding = version_finding(others, others.size());
   finding.certainty = is_proved || verdict.is_certain ? Certainty::certain : Certainty::likely;
   finding.figures.push_back({"row_mean_as_said", verdict.as_said});

@@ -35,6 +35,7 @@ class ZerosExam {
     double share_of_other_middle = 0.0;  // and in the other version
     RowMeans as_said = {}, otherwise = {};
   };
+  void conclude_some(const std::vector<const Module*>& modules, std::vector<Finding>& findings) const;
   Finding version_finding(const std::vector<const Module*>& wrong, size_t num_all) const;
 
   std::vector<Module> modules_;

@@ -4,6 +4,7 @@
 
 #include "runtime/commands/doctor_command.h"
 #include "runtime/doctor/examine.h"
+#include "runtime/doctor/examine_values.h"
 #include "runtime/doctor/repair.h"
 #include "tests/expect_error.h"
 #include "tests/golden_families.h"
@@ -167,6 +168,16 @@ TEST_F(Doctor, ZerosOfTheOtherVersionAreFoundInAsymmetricWeights) {
     EXPECT_GE(figure(finding, "share_of_layers_for_other"), 0.95);
     expect_repaired(examination, healthy);
   }
+}
+
+TEST_F(Doctor, SomeLayersOfTheOtherVersionAreFoundInAsymmetricWeights) {
+  PlantedModel model = planted("gptq-v2", {.symmetric = false}), other = model;
+  shift_zeros(other, -1);
+  std::vector<std::string> layers = {"model.layers.1.self_attn.q_proj", "model.layers.4.self_attn.o_proj"};
+  for (const std::string& layer : layers) model.tensors[layer + ".qzeros"] = other.tensors.at(layer + ".qzeros");
+  const Examination examination = write_and_examine(model);
+  expect_alone(examination, Illness::zeros_version, Certainty::likely);
+  EXPECT_EQ(only(examination, Illness::zeros_version).concerned, layers);
 }
 
 // The original proves it, also where few weights tell.
@@ -335,6 +346,28 @@ TEST_F(Doctor, CodesOfAnotherFormatAreFound) {
   EXPECT_NE(only(examination, Illness::packing_layout).what.find("rows and columns are exchanged"), std::string::npos);
 }
 
+// The shape of a square layer does not tell.
+TEST_F(Doctor, ExchangedRowsAndColumnsAreFound) {
+  PlantedModel model = planted("gptq", {});
+  const int number = model.each("q_proj.qweight", [](const std::string&, OwnedTensor& tensor) {
+    const auto words = values_of<uint32_t>(tensor);  // [8, 64]: word [r, o] holds the codes 8r to 8r + 7 of output o
+    std::vector<uint32_t> turned(words.size(), 0);
+    for (size_t out = 0; out < 64; ++out) {
+      for (size_t in = 0; in < 64; ++in) {
+        const uint32_t code = words[in / 8 * 64 + out] >> (4 * (in % 8)) & 0xf;
+        turned[out / 8 * 64 + in] |= code << (4 * (out % 8));
+      }
+    }
+    set_values(tensor, turned);
+  });
+  EXPECT_EQ(number, 5);
+  std::erase_if(model.tensors, [](const auto& tensor) { return tensor.first.find("o_proj.") != std::string::npos; });
+  const Examination examination = write_and_examine(model);
+  const Finding& finding = only(examination, Illness::packing_layout);
+  EXPECT_EQ(finding.concerned.size(), 5u);
+  EXPECT_GT(figure(finding, "share_of_cells_at_an_end_transposed"), 0.99);
+}
+
 TEST_F(Doctor, BitsAndGroupsThatContradictTheShapesAreFound) {
   for (const auto& [key, value] : {std::pair("bits", 8), std::pair("group_size", 32)}) {
     const PlantedModel healthy = planted("gptq", {});
@@ -383,6 +416,36 @@ TEST_F(Doctor, AZeroScaleAboveZerosIsReplaced) {
   const Examination examination = write_and_examine(model);
   expect_alone(examination, Illness::scale_zero, Certainty::information);
   expect_repaired(examination, healthy);
+}
+
+// Whatever a container calls its scales.
+TEST_F(Doctor, ScalesOfEveryFormatAreLookedAt) {
+  const std::string golden = std::string(kSourceFolder) + "/tests/golden/";
+  for (const auto& [model, suffix] :
+       {std::pair("fp8/qwen3", "weight_scale_inv"), std::pair("fp8/qwen3_compressed_tensors", "weight_scale"),
+        std::pair("auto_round/awq_w4", "scales"), std::pair("auto_round/v2_w4", "scales")}) {
+    PlantedModel planted = PlantedModel::read(golden + model, "model.safetensors");
+    OwnedTensor* ill = nullptr;
+    planted.each(std::string(".") + suffix, [&](const auto&, OwnedTensor& tensor) { ill = &tensor; });
+    ASSERT_NE(ill, nullptr) << model;
+    std::ranges::fill(ill->data, std::byte{0xff});  // NaN in every type of floats
+    const Examination examination = write_and_examine(planted);
+    expect_alone(examination, Illness::scale_not_finite, Certainty::certain);
+    EXPECT_EQ(only(examination, Illness::scale_not_finite).concerned, std::vector<std::string>{ill->name});
+  }
+}
+
+TEST_F(Doctor, ValuesAreCounted) {
+  const std::vector<uint16_t> halves = {0x7e00, 0xfc00, 0x8001, 0x0000, 0x8000, 0x7bff, 0xfbff, 0x0400, 0x3c00};
+  const ValueCounts counts = count_values(DType::F16, std::as_bytes(std::span(halves)));
+  EXPECT_EQ(counts.num_values, 9);
+  EXPECT_EQ(counts.num_nan, 1);
+  EXPECT_EQ(counts.num_infinite, 1);
+  EXPECT_EQ(counts.num_negative, 3);  // -inf, the smallest subnormal, -65504
+  EXPECT_EQ(counts.num_zero, 2);
+  EXPECT_EQ(counts.num_largest, 2);
+  EXPECT_EQ(counts.num_subnormal, 1);
+  EXPECT_EQ(counts.smallest, 0x1p-14f);
 }
 
 TEST_F(Doctor, WeightsThatAreNoNumbersAreFound) {
@@ -587,6 +650,33 @@ TEST_F(Doctor, IndexesAreLookedAt) {
             std::vector<std::string>{"model-00002-of-00002.safetensors"});
   EXPECT_FALSE(only(examination, Illness::missing_tensors).concerned.empty());
   expect_error<std::runtime_error>([&] { require_repairable(examination); }, {"cannot be repaired", "is not there"});
+}
+
+// Bytes of a real file are changed where they lie.
+TEST_F(Doctor, IllGgufFilesAreFound) {
+  const fs::path source = std::string(kSourceFolder) + "/tests/golden/gguf/llama_gqa_untied.gguf",
+                 ill = ill_ / "m.gguf";
+  fs::create_directories(ill_);
+  const auto changed = [&](const std::string& key, uint32_t value) {
+    std::ifstream file(source, std::ios::binary);
+    std::string bytes{std::istreambuf_iterator<char>(file), {}};
+    const size_t at = bytes.find(key) + key.size() + 4;  // after the value's type
+    std::memcpy(bytes.data() + at, &value, sizeof(value));
+    std::ofstream(ill, std::ios::binary) << bytes;
+    return examine(ill);
+  };
+  EXPECT_EQ(figure(only(changed("llama.block_count", 3), Illness::missing_tensors), "layers_of_tensors"), 2.0);
+  EXPECT_EQ(figure(only(changed("llama.block_count", 1), Illness::layers_beyond_config), "layers_of_tensors"), 2.0);
+  EXPECT_EQ(figure(only(changed("llama.embedding_length", 96), Illness::shape_contradicts_config), "width_of_tensors"),
+            64.0);
+  fs::copy_file(source, ill, fs::copy_options::overwrite_existing);
+  std::fstream file(ill, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-4, std::ios::end);
+  file.write("\xff\xff\xff\xff", 4);
+  file.close();
+  expect_alone(examine(ill), Illness::weight_not_finite, Certainty::certain);
+  fs::resize_file(ill, fs::file_size(ill) - 100);
+  expect_alone(examine(ill), Illness::unreadable_file, Certainty::certain);
 }
 
 TEST_F(Doctor, DamagedFilesAreFindings) {

@@ -30,12 +30,14 @@ struct PlantedModel {
   TestJson config;
   std::map<std::string, OwnedTensor> tensors;
 
-  static PlantedModel read(const std::filesystem::path& directory) {
+  // Reads all files of weights, or the one of that name.
+  static PlantedModel read(const std::filesystem::path& directory, const std::string& name_of_weights = "") {
     PlantedModel model;
     std::ifstream file(directory / "config.json");
     model.config = TestJson::parse(file);
     for (const auto& entry : std::filesystem::directory_iterator(directory)) {
       if (entry.path().extension() != ".safetensors") continue;
+      if (!name_of_weights.empty() && entry.path().filename() != name_of_weights) continue;
       const SafetensorsFile weights = SafetensorsFile::open(entry.path());
       for (const auto& [name, view] : weights.tensors()) {
         model.tensors[name] = {name, view.dtype, view.shape, {view.data.begin(), view.data.end()}};
