@@ -12,10 +12,14 @@
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <string>
 #include <thread>
 
 #include "runtime/api/pare.h"
@@ -31,37 +35,60 @@ std::span<const int32_t> span_of(const Ids& ids) {
   return {ids.data(), ids.size()};
 }
 
-// Calls Python while a call works: handlers of signals, and what wants to know of progress. It asks for the interpreter
-// a few times in a second at most.
+// Lets something happen a few times in a second at most.
+class Seldom {
+ public:
+  bool is_due() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_ < std::chrono::milliseconds(50)) return false;
+    last_ = now;
+    return true;
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+// Calls Python while a call of this thread works: handlers of signals, and what wants to know of progress.
 class Watch {
  public:
-  explicit Watch(nb::object progress) : progress_(std::move(progress)) {}
-  void operator()(double share) {
-    const auto now = std::chrono::steady_clock::now();
-    if (now - last_ < std::chrono::milliseconds(50)) return;
-    last_ = now;
-    const nb::gil_scoped_acquire interpreter;
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    if (!progress_.is_none()) progress_(share);
-  }
+  explicit Watch(nb::object progress = nb::none()) : progress_(std::move(progress)) {}
   OnProgress on_progress() {
-    return [this](double share) { (*this)(share); };
+    return [this](double share) {
+      if (progress_.is_none() || !reports_.is_due()) return;
+      const nb::gil_scoped_acquire interpreter;
+      progress_(share);
+    };
   }
 
  private:
   nb::object progress_;
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+  Seldom signals_, reports_;
+  StopCheck stop_{[this] {
+    if (!signals_.is_due()) return;
+    const nb::gil_scoped_acquire interpreter;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  }};
 };
 
-// The process that has loaded a model first. OpenMP's threads are not there in a process that is forked later, and its
-// first wait for them would never end.
-std::atomic<pid_t> first_process{0};
+// The process in which OpenMP has started threads; 0: none yet. They are not there in a process that is forked later,
+// and its first wait for them would never end.
+std::atomic<pid_t> process_of_threads{0};
 void refuse_fork() {
-  pid_t expected = 0;
-  if (first_process.compare_exchange_strong(expected, getpid()) || expected == getpid()) return;
+  const pid_t process = process_of_threads;
+  if (process == 0 || process == getpid()) return;
   throw std::runtime_error(
-      "this process was forked from one that had loaded a model, whose threads it lacks: start it anew "
-      "(multiprocessing.get_context(\"spawn\"))");
+      "pare cannot work in this process: it was forked from one that had loaded a model, whose threads it lacks. Start "
+      "such processes by multiprocessing.get_context(\"spawn\"), or load no model before they are forked");
+}
+
+// The numbers of this process's threads.
+std::set<std::string> thread_ids() {
+  std::set<std::string> ids;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+    ids.insert(entry.path().filename().string());
+  }
+  return ids;
 }
 
 // A model that several threads may call: one waits for another.
@@ -101,11 +128,21 @@ std::unique_ptr<SharedModel> load(const std::filesystem::path& path, int num_thr
   refuse_fork();
   Watch watch(std::move(progress));
   const nb::gil_scoped_release others;
-  return std::make_unique<SharedModel>(Model::load(path, {.num_threads = num_threads,
-                                                          .max_tokens = max_tokens,
-                                                          .kv_bits = kv_bits,
-                                                          .check_files = check_files,
-                                                          .on_progress = watch.on_progress()}));
+  const std::set<std::string> before = thread_ids();
+  try {
+    auto shared = std::make_unique<SharedModel>(Model::load(path, {.num_threads = num_threads,
+                                                                   .max_tokens = max_tokens,
+                                                                   .kv_bits = kv_bits,
+                                                                   .check_files = check_files,
+                                                                   .on_progress = watch.on_progress()}));
+    process_of_threads = getpid();
+    return shared;
+  } catch (...) {
+    // What is refused early has started none. Nobody can tell those that others have started meanwhile.
+    const std::set<std::string> after = thread_ids();
+    if (!std::includes(before.begin(), before.end(), after.begin(), after.end())) process_of_threads = getpid();
+    throw;
+  }
 }
 
 nb::object array_of(std::vector<float> values, std::initializer_list<size_t> shape) {
@@ -122,10 +159,9 @@ nb::tuple tuple_of(const GeneratedText& text) {
 }
 
 nb::tuple generate(SharedModel& shared, const std::string& prompt, const DrawOptions& options, nb::object on_text) {
-  Watch watch{nb::object(nb::none())};
+  const Watch watch;
   const GeneratedText text = shared.use([&](Model& model) {
     return model.generate(prompt, options, [&](std::string_view piece) {
-      watch(0.0);
       const nb::gil_scoped_acquire interpreter;
       if (!on_text.is_none()) on_text(nb::bytes(piece.data(), piece.size()));
     });
@@ -134,9 +170,8 @@ nb::tuple generate(SharedModel& shared, const std::string& prompt, const DrawOpt
 }
 
 std::vector<int32_t> generate_ids(SharedModel& shared, const Ids& prompt, const DrawOptions& options) {
-  Watch watch{nb::object(nb::none())};
-  return shared.use(
-      [&](Model& model) { return model.generate_ids(span_of(prompt), options, [&](int32_t) { watch(0.0); }); });
+  const Watch watch;
+  return shared.use([&](Model& model) { return model.generate_ids(span_of(prompt), options); });
 }
 
 nb::list generate_until(SharedModel& shared, const std::vector<std::string>& prompts, const DrawOptions& options,
@@ -205,16 +240,14 @@ NB_MODULE(_pare, module) {
            })
       .def("logits",
            [](SharedModel& shared, const Ids& ids) {
-             Watch watch{nb::object(nb::none())};
-             std::vector<float> logits_TV =
-                 shared.use([&](Model& model) { return model.logits(span_of(ids), watch.on_progress()); });
+             const Watch watch;
+             std::vector<float> logits_TV = shared.use([&](Model& model) { return model.logits(span_of(ids)); });
              return array_of(std::move(logits_TV), {ids.size(), static_cast<size_t>(shared.facts().vocabulary_size())});
            })
       .def("score",
            [](SharedModel& shared, const Ids& ids) {
-             Watch watch{nb::object(nb::none())};
-             std::vector<float> scores =
-                 shared.use([&](Model& model) { return model.score(span_of(ids), watch.on_progress()); });
+             const Watch watch;
+             std::vector<float> scores = shared.use([&](Model& model) { return model.score(span_of(ids)); });
              const size_t count = scores.size();
              return array_of(std::move(scores), {count});
            })

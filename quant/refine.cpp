@@ -317,12 +317,7 @@ bool update_codes(RowChunk& chunk, GroupView& view, const Steps& steps) {
         continue;
       }
       block_changed = true;
-      for (int64_t j = k + 1; j < end; ++j) {
-        const float share = hessian_row[j];
-        float* later_R = gradient + j * num_rows;
-#pragma omp simd
-        for (int64_t r = 0; r < num_rows; ++r) later_R[r] -= share * changes_R[r];
-      }
+      spread_change(changes_R, hessian_row, k + 1, end, num_rows, gradient);
     }
     changed |= block_changed;
     if (!block_changed || end == view.width) continue;

@@ -12,9 +12,17 @@ constexpr int64_t kTraceColumns = 128;
 }  // namespace
 
 double absolute_damping(const at::Tensor& hessian_II, double damping) {
-  const at::Tensor diagonal_I = hessian_II.diagonal().to(at::kDouble);
-  const double num_live = std::max(1.0, static_cast<double>(diagonal_I.count_nonzero().item<int64_t>()));
-  return damping * diagonal_I.sum().item<double>() / num_live;
+  // A plain sum in the order of the columns. That of LibTorch splits long diagonals by the number of threads.
+  const float* const hessian = hessian_II.const_data_ptr<float>();
+  const int64_t step = hessian_II.stride(0) + hessian_II.stride(1);
+  double sum = 0.0;
+  int64_t num_live = 0;
+  for (int64_t i = 0; i < hessian_II.size(0); ++i) {
+    const float value = hessian[i * step];
+    sum += static_cast<double>(value);
+    if (value != 0.0f) ++num_live;
+  }
+  return damping * sum / static_cast<double>(std::max(num_live, int64_t{1}));
 }
 
 at::Tensor damped(const at::Tensor& hessian_II, double damping) {
@@ -57,6 +65,16 @@ void shift_gradient(const std::vector<float>& amounts_R, const at::Tensor& produ
   for (int64_t i = 0; i < width; ++i) {
 #pragma omp simd
     for (int64_t r = 0; r < num_rows; ++r) gradient[i * num_rows + r] -= amounts_R[r] * products[i * num_rows + r];
+  }
+}
+
+void spread_change(const float* changes_R, const float* hessian_W, int64_t first, int64_t end, int64_t num_rows,
+                   float* gradient_WR) {
+  for (int64_t j = first; j < end; ++j) {
+    const float share = hessian_W[j];
+    float* later_R = gradient_WR + j * num_rows;
+#pragma omp simd
+    for (int64_t r = 0; r < num_rows; ++r) later_R[r] -= share * changes_R[r];
   }
 }
 

@@ -26,6 +26,11 @@ RowTraces row_traces(const at::Tensor& error_IR, const at::Tensor& hessian_II, d
 // H directions.
 void shift_gradient(const std::vector<float>& amounts_R, const at::Tensor& products_WR, const at::Tensor& gradient_WR);
 
+// Updates the columns [first, end) of a gradient after one column of W' moved by changes_R: G_j -= H_j changes.
+// hessian_W is that column's row of H over the gradient's columns.
+void spread_change(const float* changes_R, const float* hessian_W, int64_t first, int64_t end, int64_t num_rows,
+                   float* gradient_WR);
+
 // Returns the column sums of a * b, [W, R] -> [R], in float64.
 std::vector<double> column_dots(const float* a_WR, const float* b_WR, int64_t width, int64_t num_rows);
 

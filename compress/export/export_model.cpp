@@ -20,6 +20,7 @@
 #include "runtime/containers/container_table.h"
 #include "runtime/containers/stored_linear.h"
 #include "runtime/files/safetensors.h"
+#include "runtime/format/stored_widths.h"
 #include "runtime/model/stage.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
@@ -64,14 +65,6 @@ runtime::StoredLinear read_stored(const runtime::Checkpoint& source, const Layer
     stored.weight.num_in = dense.num_in;
   }
   return stored;
-}
-
-// Widens whole numbers: the same distance from a zero that lies higher.
-void widen(runtime::QuantizedWeight& weight, int bits) {
-  if (weight.bits == bits) return;
-  const int shift = weight.symmetric ? weight.code->zero_code(bits) - weight.code->zero_code(weight.bits) : 0;
-  for (uint8_t& code : weight.codes_OI) code = static_cast<uint8_t>(code + shift);
-  weight.bits = bits;
 }
 
 // The zeros are those of a symmetric weight.
@@ -229,7 +222,7 @@ class Exporter {
     if (layer.drops_input_rounding) stored.input = {};
     if (layer.passage == Passage::codes) {
       if (layer.from->symmetric && !stored.weight.symmetric) drop_zeros(stored.weight);
-      widen(stored.weight, layer.to->bits);
+      runtime::widen_codes(stored.weight, layer.to->bits);
       if (!give_scale_dtype(stored.weight, container, model_dtype_) && options_.lossless) {
         throw std::invalid_argument("--lossless: layer '" + layer.linear.name +
                                     "': " + std::string(options_.format->name) +
@@ -291,8 +284,9 @@ class Exporter {
       if (!layer.to && layer.is_linear) names.push_back(layer.linear.name);
     }
     if (source_.is_encoder()) {
-      const std::vector<std::string>& unused = source_.encoder().unused_linears;
-      names.insert(names.end(), unused.begin(), unused.end());
+      for (const std::string& unused : source_.encoder().unused_linears) {
+        if (std::ranges::find(names, unused) == names.end()) names.push_back(unused);
+      }
       return names;
     }
     const runtime::ModelDescription& model = source_.description();

@@ -11,6 +11,7 @@
 #include "runtime/containers/bitsandbytes_nf4.h"
 #include "runtime/containers/container_table.h"
 #include "runtime/containers/gptq.h"
+#include "runtime/format/stored_widths.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/system/interrupt.h"
 
@@ -113,7 +114,10 @@ std::optional<PackScheme> other_codes(const PackScheme& from, const ExportFormat
   if (code == nullptr) code = &runtime::kIntegerCode;
   std::vector<int> widths = {code->width()};
   std::vector<int64_t> groups = {code->block};
-  if (code->is_integer()) widths = {from.is_integer() ? from.bits : from.bits > 4 ? 8 : 4, 4, 8};
+  if (code->is_integer()) {
+    const int narrowest = from.is_integer() ? from.bits : from.bits > 4 ? 8 : 4;
+    widths = {runtime::multiplied_width(narrowest), 4, 8};
+  }
   if (code->block == 0) groups = {group_that_fits(from.group_size, linear.num_in), 64, 128, 32, runtime::kPerChannel};
   if (container.name() == runtime::kAwqGemm) groups = {common_group};  // its configuration has one for all layers
   for (const int bits : widths) {
@@ -214,6 +218,43 @@ void require_lossless(const LayerExport& layer, const ExportFormat& format) {
   }
 }
 
+// Returns what the model's description does not read, and the result's configuration would say nothing of: it is
+// decoded.
+std::vector<LayerExport> unread_layers(const runtime::Checkpoint& source) {
+  std::vector<LayerExport> layers;
+  for (const runtime::LinearDescription& linear : runtime::other_fp8_linears(source)) {
+    const std::optional<PackScheme> from = source.stored_scheme(linear);
+    layers.push_back({.linear = linear,
+                      .passage = Passage::decoded,
+                      .from = from,
+                      .drops_input_rounding = !from->input.is_plain(),
+                      .reason = "no layer that pare reads has it"});
+  }
+  return layers;
+}
+
+[[noreturn]] void refuse_uncompressed(const runtime::Checkpoint& source, const ExportFormat& format) {
+  const bool is_import = runtime::ModelDirectory::is_import(source.directory());
+  const std::string name =
+      "'" + (is_import ? source.directory().filename().string() + ".gguf" : source.directory().string()) + "' ";
+  const std::string recipe = "write a recipe with 'container: " + std::string(format.container) +
+                             "' and call 'pare run' ('pare recipes' lists passes)";
+  if (!source.is_encoder() && source.description().stacks_experts) {
+    throw std::invalid_argument(name +
+                                "has its experts in stacks, which pare reads as floating point numbers even where they "
+                                "are codes, so that no codes pass: take --format dense, or " +
+                                recipe);
+  }
+  if (is_import) {
+    throw std::invalid_argument(name +
+                                "has no blocks whose codes formats of codes hold, as those of Q4_0, Q5_0 and Q8_0 are: "
+                                "take --format dense, or " +
+                                recipe);
+  }
+  throw std::invalid_argument(name +
+                              "holds no compressed layers, and a folder format holds what a recipe makes: " + recipe);
+}
+
 void require_together(const std::vector<LayerExport>& layers, const ExportFormat& format) {
   std::vector<runtime::StoredModule> modules;
   for (const LayerExport& layer : layers) {
@@ -274,18 +315,11 @@ std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const Ex
     }
     if (lossless) require_lossless(layers.back(), format);
   }
-  if (!is_compressed && !format.container.empty() && runtime::ModelDirectory::is_import(source.directory())) {
-    throw std::invalid_argument("'" + source.directory().filename().string() +
-                                ".gguf' has no blocks whose codes formats of codes hold, as those of Q4_0, Q5_0 and "
-                                "Q8_0 are: take --format dense, or write a recipe with 'container: " +
-                                std::string(format.container) + "' and call 'pare run' ('pare recipes' lists passes)");
+  for (LayerExport& layer : unread_layers(source)) {
+    if (lossless) require_lossless(layer, format);
+    layers.push_back(std::move(layer));
   }
-  if (!is_compressed && !format.container.empty()) {
-    throw std::invalid_argument("'" + source.directory().string() +
-                                "' holds no compressed layers, and a folder format holds what a recipe makes: write a "
-                                "recipe with 'container: " +
-                                std::string(format.container) + "' and call 'pare run' ('pare recipes' lists passes)");
-  }
+  if (!is_compressed && !format.container.empty()) refuse_uncompressed(source, format);
   const auto is_decoded = [](const LayerExport& layer) { return layer.from && !layer.to; };
   if (!format.container.empty() &&
       std::ranges::all_of(layers, [&](const auto& layer) { return is_decoded(layer) || !layer.from; })) {

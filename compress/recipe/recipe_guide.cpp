@@ -185,7 +185,6 @@ std::string first_sentence(const std::string& text) {
 
 std::vector<GuideSection> guide_sections() {
   Recipe recipe;
-  EvaluationItem evaluation;
   LayersRecipe layers;
   const std::vector<runtime::OptionRow> top = runtime::option_rows(runtime::fields_of(recipe));
   std::vector<GuideSection> sections = {
@@ -197,7 +196,7 @@ std::vector<GuideSection> guide_sections() {
                       .kind = "",
                       .meaning = "This stands beside the name of a pass and says which layers the pass works on.",
                       .rows = runtime::option_rows(runtime::fields_of(layers))});
-  add_maps(runtime::option_rows(runtime::fields_of(evaluation)), std::string(kEvaluateKey), sections);
+  add_maps(evaluation_option_rows(), std::string(kEvaluateKey), sections);
   return sections;
 }
 

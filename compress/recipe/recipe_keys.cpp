@@ -4,9 +4,7 @@
 #include <set>
 
 #include "compress/recipe/given_options.h"
-#include "runtime/commands/option_table.h"
 #include "runtime/containers/container_table.h"
-#include "runtime/containers/fp8.h"
 #include "runtime/system/byte_count.h"
 
 namespace pare::compress {
@@ -73,6 +71,16 @@ void EvaluationItem::fields(runtime::FieldVisitor& visit) {
     visit(row->key, *all[i++], row->meaning);
 }
 
+std::vector<runtime::OptionRow> evaluation_option_rows() {
+  EvaluationItem evaluation;
+  std::vector<runtime::OptionRow> rows = runtime::option_rows(runtime::fields_of(evaluation));
+  for (size_t i = 0; const runtime::EvaluationRow* row : runtime::evaluation_rows()) {
+    const std::string written = std::string(row->key) + "." + std::string(evaluation.all[i++]->written_key());
+    std::erase_if(rows, [&](const runtime::OptionRow& option) { return option.name == written; });
+  }
+  return rows;
+}
+
 void SensitivityRecipe::fields(runtime::FieldVisitor& visit) {
   struct Sites {
     runtime::InputFormat& format;
@@ -134,7 +142,7 @@ void LayersRecipe::fields(runtime::FieldVisitor& visit) {
 void Recipe::fields(runtime::FieldVisitor& visit) {
   std::vector<std::string_view> containers;
   for (const runtime::ContainerFormat* format : runtime::container_formats()) {
-    if (format->name() != runtime::kFp8Container) containers.push_back(format->name());  // no pass makes its scales
+    if (format->is_for_recipes()) containers.push_back(format->name());
   }
   visit_path(visit, "model", model,
              "This checkpoint is compressed: a directory or a `.gguf` file. `--model` takes its place.");

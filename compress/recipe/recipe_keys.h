@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "compress/recipe/recipe.h"
+#include "runtime/commands/option_table.h"
 
 namespace pare::compress {
 
@@ -23,6 +24,9 @@ struct EvaluationItem {
   EvaluationItem();
   void fields(runtime::FieldVisitor& visit);
 };
+
+// The options of all evaluations that a recipe may give: those of EvaluationItem, without files that are written.
+std::vector<runtime::OptionRow> evaluation_option_rows();
 
 // `layers:`, apart from `override`, whose options are those of its pass.
 struct LayersRecipe {

@@ -132,7 +132,6 @@ Json layers_schema(const PassOptions& options) {
 
 std::string recipe_schema() {
   Recipe recipe;
-  EvaluationItem evaluation;
   Json schema = {{"$schema", "https://json-schema.org/draft/2020-12/schema"},
                  {"title", "Recipe of pare"},
                  {"description", "A recipe describes a run of `pare` completely; docs/recipes.md explains it."}};
@@ -158,7 +157,7 @@ std::string recipe_schema() {
                             {"additionalProperties", false},
                             {"oneOf", std::move(one_of)}};
 
-  Json item = map_schema(runtime::option_rows(runtime::fields_of(evaluation)), "");
+  Json item = map_schema(evaluation_option_rows(), "");
   item["minProperties"] = 1;
   Json& evaluate_schema = schema["properties"][std::string(kEvaluateKey)];
   evaluate_schema["type"] = "array";

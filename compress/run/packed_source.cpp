@@ -1,5 +1,7 @@
 #include "compress/run/packed_source.h"
 
+#include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -133,7 +135,9 @@ void unpack_source(const runtime::Checkpoint& checkpoint, const fs::path& direct
   }
   std::vector<runtime::StreamedTensor> tensors;
   std::set<std::string> packed;
-  for (const runtime::LinearDescription& linear : runtime::stored_linears(checkpoint)) {
+  std::vector<runtime::LinearDescription> linears = runtime::stored_linears(checkpoint);
+  std::ranges::move(runtime::other_fp8_linears(checkpoint), std::back_inserter(linears));
+  for (const runtime::LinearDescription& linear : linears) {
     if (!checkpoint.stored_scheme(linear)) continue;
     tensors.push_back(unpacked(checkpoint, linear));
     packed.insert(linear.name);

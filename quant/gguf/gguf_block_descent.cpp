@@ -259,12 +259,7 @@ bool Descent::update_levels(BlockChunk& chunk, const BlockView& view, int64_t gr
       continue;
     }
     changed = true;
-    for (int64_t j = k + 1; j < view.width; ++j) {
-      const float share = hessian[k * stride + j];
-      float* later_R = gradient + j * num_rows;
-#pragma omp simd
-      for (int64_t r = 0; r < num_rows; ++r) later_R[r] -= share * changes_R[r];
-    }
+    spread_change(changes_R.data(), hessian + k * stride, k + 1, view.width, num_rows, gradient);
   }
   return changed;
 }

@@ -15,9 +15,7 @@ namespace pare::quant {
 class GgufLevels {
  public:
   explicit GgufLevels(const runtime::GgufGrid& grid)
-      : least_(grid.level(0)),
-        most_(grid.level(grid.num_levels() - 1)),
-        is_table_(grid.type == runtime::GgufType::IQ4_NL) {
+      : least_(grid.level(0)), most_(grid.level(grid.num_levels() - 1)), is_table_(grid.has_table()) {
     if (!is_table_) return;
     for (int code = 0; code < kTable; ++code) {
       values_[static_cast<size_t>(code)] = grid.level(code);

@@ -18,6 +18,7 @@
 #include "runtime/import/model_directory.h"
 #include "runtime/machine/limits.h"
 #include "runtime/model/checkpoint.h"
+#include "runtime/system/interrupt.h"
 #include "runtime/system/version.h"
 #include "runtime/tokenizer/added_text.h"
 #include "runtime/tokenizer/tokenizer.h"
@@ -85,6 +86,12 @@ ModelChat read_chat(const runtime::Tokenizer& tokenizer, const std::filesystem::
 }
 
 }  // namespace
+
+struct StopCheck::State {
+  runtime::InterruptionCheck check;
+};
+StopCheck::StopCheck(std::function<void()> check) : state_(new State{runtime::InterruptionCheck(std::move(check))}) {}
+StopCheck::~StopCheck() = default;
 
 struct Model::State {
   std::unique_ptr<runtime::Backend> backend;

@@ -32,6 +32,21 @@ namespace pare {
 // call, and is passed on. The model works on afterwards.
 using OnProgress = std::function<void(double share)>;
 
+// While it lives, calls of the thread that made it call `check` again and again, before each block of a forward pass
+// and each token at the latest. What the check throws ends the call, and is passed on. The model works on afterwards.
+// The newest of several counts.
+class StopCheck {
+ public:
+  explicit StopCheck(std::function<void()> check);
+  ~StopCheck();
+  StopCheck(const StopCheck&) = delete;
+  StopCheck& operator=(const StopCheck&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
 // LoadOptions::max_tokens: as many as the model's context has.
 inline constexpr int64_t kWholeContext = -1;
 

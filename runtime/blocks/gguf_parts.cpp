@@ -165,7 +165,7 @@ void put_whole_numbers(GgufType type, const GgufParts& parts, uint8_t* bytes) {
 }  // namespace
 
 float GgufGrid::level(int code) const {
-  return static_cast<float>(type == GgufType::IQ4_NL ? kIq4Levels[static_cast<size_t>(code)] : code - offset);
+  return static_cast<float>(has_table() ? kIq4Levels[static_cast<size_t>(code)] : code - offset);
 }
 
 std::span<const GgufGrid> gguf_grids() {
@@ -186,13 +186,19 @@ float GgufParts::group_minimum(const GgufGrid& grid, size_t group) const {
   return grid.is_super() ? -(minimum * static_cast<float>(minima[group])) : minimum;
 }
 
-GgufParts take_apart(const GgufGrid& grid, std::span<const std::byte> block) {
+GgufParts take_scales(const GgufGrid& grid, std::span<const std::byte> block) {
   const auto* const bytes = reinterpret_cast<const uint8_t*>(block.data());
   const HalfPlaces halves = half_places(grid.type);
   GgufParts parts;
   parts.scale = half_at(bytes + halves.scale);
   if (halves.minimum >= 0) parts.minimum = half_at(bytes + halves.minimum);
   if (grid.is_super()) take_whole_numbers(grid.type, bytes, parts);
+  return parts;
+}
+
+GgufParts take_apart(const GgufGrid& grid, std::span<const std::byte> block) {
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(block.data());
+  GgufParts parts = take_scales(grid, block);
   for (int i = 0; i < grid.size; ++i) {
     const CodePlace place = place_of(grid.type, i);
     const int low = bytes[place.low_byte] >> place.low_shift & mask_of(place.num_low);

@@ -23,7 +23,7 @@ struct GgufGrid {
   int size = 32;   // elements of a block
   int group = 32;  // elements that share a scale
   int bits = 4;    // of a code
-  int offset = 0;  // level(code) = code - offset, but IQ4_NL's are a table
+  int offset = 0;  // level(code) = code - offset, or the value of a table
   bool has_minimum = false;
   // The whole numbers of a superblock. A block of 32 has none, and 1 stands in their place.
   int least_scale = 1, most_scale = 1, most_minimum = 1;
@@ -31,6 +31,9 @@ struct GgufGrid {
   bool is_super() const { return size != group; }
   int num_groups() const { return size / group; }
   int num_levels() const { return 1 << bits; }
+  bool has_table() const { return type == GgufType::IQ4_NL; }
+  // True if the numbers of a block are whole and share one scale: codes as other formats have them.
+  bool has_integers() const { return !is_super() && !has_table(); }
   float level(int code) const;
   // True if some code stands for 0 whatever the scale is.
   bool has_zero() const { return offset != 0; }
@@ -51,6 +54,8 @@ struct GgufParts {
 };
 // Reads a block, which has the bytes that gguf_block says. It is the inverse of put_together.
 GgufParts take_apart(const GgufGrid& grid, std::span<const std::byte> block);
+// Reads the same but for the codes, which stay 0.
+GgufParts take_scales(const GgufGrid& grid, std::span<const std::byte> block);
 // Writes a block. Scale and minimum are rounded to float16. All else must be in the grid's range.
 void put_together(const GgufGrid& grid, const GgufParts& parts, std::span<std::byte> block);
 

@@ -8,7 +8,9 @@
 
 #include "runtime/containers/auto_round_config.h"
 #include "runtime/containers/config_values.h"
+#include "runtime/format/bit_stream.h"
 #include "runtime/format/name_pattern.h"
+#include "runtime/format/stored_widths.h"
 #include "runtime/system/json_text.h"
 
 namespace pare::runtime {
@@ -18,6 +20,7 @@ using Json = nlohmann::json;
 
 constexpr int kBits = 4;
 constexpr int64_t kCodesPerWord = 8;
+constexpr int64_t kStreamMultiple = 32;  // of outputs, for other widths
 
 constexpr const char* kMethod = "awq";
 constexpr std::array<std::string_view, 1> kPackages = {"gptqmodel"};
@@ -83,6 +86,26 @@ std::vector<uint8_t> deinterleave(std::span<const std::byte> words, int64_t num_
   return codes_ON;
 }
 
+// The same for codes of other widths, which AutoRound stores: eight outputs have the order of a word's, and a row of
+// the file is the bit stream of all of them.
+std::vector<uint8_t> deinterleave_stream(std::span<const std::byte> words, int64_t num_out, int64_t width, int bits) {
+  const std::vector<uint8_t> places_NO = unpack_bit_rows(words, width, num_out, bits);
+  std::vector<uint8_t> codes_ON(places_NO.size());
+#pragma omp parallel for if (num_out * width > (int64_t{1} << 18))
+  for (int64_t c = 0; c < num_out; c += kCodesPerWord) {
+    for (int64_t n = 0; n < width; ++n) {
+      for (int64_t place = 0; place < kCodesPerWord; ++place) {
+        codes_ON[(c + kAwqOrder[static_cast<size_t>(place)]) * width + n] = places_NO[n * num_out + c + place];
+      }
+    }
+  }
+  return codes_ON;
+}
+
+std::vector<uint8_t> read_codes(std::span<const std::byte> words, int64_t num_out, int64_t width, int bits) {
+  return bits == kBits ? deinterleave(words, num_out, width) : deinterleave_stream(words, num_out, width, bits);
+}
+
 // Makes the tensors of a weight that the container can hold.
 std::vector<OwnedTensor> tensors_of(const QuantizedWeight& weight, const std::string& module) {
   const int64_t num_groups = weight.num_groups();
@@ -129,14 +152,16 @@ void check_awq_tensors(const AwqTensors& tensors, const PackScheme& scheme, int6
   const auto fail_module = [&](const std::string& what) {
     throw std::runtime_error("module '" + module + "': " + what);
   };
-  if (num_out <= 0 || num_in <= 0 || num_out % kCodesPerWord != 0) {
-    fail_module("AWQ GEMM: expected a multiple of 8 outputs, found shape " + shape_text(std::vector{num_out, num_in}));
+  const int64_t multiple = scheme.bits == kBits ? kCodesPerWord : kStreamMultiple;
+  if (num_out <= 0 || num_in <= 0 || num_out % multiple != 0) {
+    fail_module("AWQ GEMM: expected a multiple of " + std::to_string(multiple) + " outputs, found shape " +
+                shape_text(std::vector{num_out, num_in}));
   }
   if (scheme.group_size != kPerChannel && (scheme.group_size <= 0 || num_in % scheme.group_size != 0)) {
     fail_module("the group size " + std::to_string(scheme.group_size) +
                 " of its quantization_config does not divide its input width " + std::to_string(num_in));
   }
-  const int64_t num_groups = scheme.num_groups(num_in), num_words = num_out / kCodesPerWord;
+  const int64_t num_groups = scheme.num_groups(num_in), num_words = bit_stream_words(num_out, scheme.bits);
   require_tensor(tensors.weight, module + std::string(kAwqWeightSuffix), DType::I32, {num_in, num_words});
   require_tensor(tensors.scales, module + std::string(kAwqScalesSuffix), DType::F16, {num_groups, num_out});
   if (!scheme.symmetric || tensors.zeros != nullptr) {
@@ -150,11 +175,11 @@ QuantizedWeight unpack_awq_gemm(const AwqTensors& tensors, const PackScheme& sch
   QuantizedWeight weight;
   weight.num_out = num_out;
   weight.num_in = num_in;
-  weight.bits = kBits;
+  weight.bits = scheme.bits;
   weight.group_size = scheme.group_size;
   weight.symmetric = scheme.symmetric;
   weight.scale_dtype = DType::F16;
-  weight.codes_OI = deinterleave(tensors.weight->data, num_out, num_in);
+  weight.codes_OI = read_codes(tensors.weight->data, num_out, num_in, scheme.bits);
   const int64_t num_groups = weight.num_groups();
   std::vector<float> scales_GO(static_cast<size_t>(num_groups * num_out));
   convert_to_float(DType::F16, tensors.scales->data, scales_GO);
@@ -165,14 +190,15 @@ QuantizedWeight unpack_awq_gemm(const AwqTensors& tensors, const PackScheme& sch
     }
   }
   if (tensors.zeros != nullptr) {
-    std::vector<uint8_t> zeros_OG = deinterleave(tensors.zeros->data, num_out, num_groups);
-    const uint8_t middle = 1 << (kBits - 1);
+    std::vector<uint8_t> zeros_OG = read_codes(tensors.zeros->data, num_out, num_groups, scheme.bits);
+    const auto middle = static_cast<uint8_t>(1 << (scheme.bits - 1));
     if (scheme.symmetric && std::any_of(zeros_OG.begin(), zeros_OG.end(), [&](uint8_t z) { return z != middle; })) {
-      throw std::runtime_error("tensor '" + module + std::string(kAwqZerosSuffix) +
-                               "': expected zeros of 8, because quantization_config says zero_point: false");
+      throw std::runtime_error("tensor '" + module + std::string(kAwqZerosSuffix) + "': expected zeros of " +
+                               std::to_string(middle) + ", because quantization_config says zero_point: false");
     }
     if (!scheme.symmetric) weight.zeros_OG = std::move(zeros_OG);
   }
+  widen_codes(weight, multiplied_width(scheme.bits));
   validate(weight, module);
   return weight;
 }

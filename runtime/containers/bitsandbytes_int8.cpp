@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "runtime/containers/config_values.h"
+#include "runtime/containers/scale_tensors.h"
 #include "runtime/format/name_pattern.h"
 #include "runtime/system/json_text.h"
 
@@ -68,6 +69,9 @@ std::vector<OwnedTensor> tensors_of(const QuantizedWeight& weight, const std::st
   const std::vector<uint8_t> codes_OI = shift_codes(weight.codes_OI, -kOffset);
   std::vector<float> absmax_O(weight.scales_OG.size());
   for (size_t row = 0; row < absmax_O.size(); ++row) {
+    if (weight.scales_OG[row] < 0.0f) {
+      refuse(module, "the scale of row " + std::to_string(row) + " is negative, and its absmax is none");
+    }
     absmax_O[row] = absmax_of(weight.scales_OG[row], static_cast<int64_t>(row), module);
   }
   const uint8_t row_format = 0;
@@ -114,6 +118,7 @@ QuantizedWeight unpack_bitsandbytes_int8(const Int8Tensors& tensors, int64_t num
   weight.codes_OI = shift_codes(code_bytes(*tensors.weight), kOffset);
   weight.scales_OG.resize(static_cast<size_t>(num_out));
   convert_to_float(DType::F32, tensors.absmax->data, weight.scales_OG);
+  require_magnitudes(weight.scales_OG, module, kInt8AbsmaxSuffix);
   for (float& scale : weight.scales_OG) scale /= kLargestCode;
   validate(weight, module);
   return weight;

@@ -5,9 +5,11 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "runtime/containers/auto_round_config.h"
 #include "runtime/containers/scale_blocks.h"
 #include "runtime/containers/scale_tensors.h"
 #include "runtime/format/bit_stream.h"
+#include "runtime/format/stored_widths.h"
 
 namespace pare::runtime {
 namespace {
@@ -382,6 +384,7 @@ QuantizedWeight unpack_compressed_tensors(const PackedTensors& tensors, const Pa
     weight.scales_OG = unpack_scales(*tensors.scale);
     if (!scheme.symmetric) weight.zeros_OG = unpack_zeros(*tensors.zero_point, weight);
     if (scheme.act_order == StoredActOrder::group) weight.group_of_I = unpack_group_index(*tensors.group_index);
+    widen_codes(weight, multiplied_width(scheme.bits));
   } else if (is_fp4(scheme)) {
     unpack_fp4_format(tensors, scheme, weight);
   } else {
@@ -528,7 +531,12 @@ class CompressedTensorsContainer final : public ContainerFormat {
                     const std::string& module) const override {
     return unpack_compressed_linear(parts_of(find, module), scheme, num_out, num_in, module);
   }
+  bool recognizes(std::string_view quant_method, const std::string& json) const override {
+    return is_auto_round(quant_method) ? auto_round_container(json) == kCompressedTensors
+                                       : quant_method == kCompressedTensors;
+  }
   std::unique_ptr<ContainerConfig> read_config(const std::string& json, const std::string& where) const override {
+    if (is_auto_round_config(json)) return std::make_unique<AutoRoundConfig>(AutoRoundConfig::parse(json, where));
     return std::make_unique<QuantizationConfig>(QuantizationConfig::parse(json, where));
   }
 

@@ -10,7 +10,8 @@
 // The package counts codes and zeros from -2^(bits-1) and adds that offset before it packs, so that the stored numbers
 // are our unsigned ones. Checked against compressed-tensors 0.19 (compressors/pack_quantized/{base,helpers}.py): for 3
 // bits it packs 32 codes into exactly 3 words, the same dense stream as for 2, 4 and 8. Releases before 2026 padded 10
-// codes to a word; such files are refused by their width. 0.19 no longer loads act-order "group", nor does vLLM 0.33.
+// codes to a word; such files are refused by their width. Streams of 5, 6 and 7 bits, which AutoRound makes, are read
+// (stored_widths.h). 0.19 no longer loads act-order "group", nor does vLLM 0.33.
 //
 // Formats "int-quantized" and "float-quantized" (compressors/naive_quantized/base.py):
 //   weight            I8 or F8_E4M3 [O, I]       the package's signed code, ours - 2^(bits-1), or the E4M3 pattern

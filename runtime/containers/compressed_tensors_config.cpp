@@ -11,6 +11,7 @@
 #include "runtime/containers/config_values.h"
 #include "runtime/containers/scale_blocks.h"
 #include "runtime/format/name_pattern.h"
+#include "runtime/format/stored_widths.h"
 #include "runtime/system/json_text.h"
 
 namespace pare::runtime {
@@ -275,8 +276,11 @@ void read_weights(const Json& weights, const std::string& where, const std::stri
     fail_unsupported(where, key + ".type", value_or_null(weights, "type"),
                      std::string(is_float ? "\"float\"" : "\"int\"") + " for " + std::string(format_name(scheme)));
   }
-  if (!bits.is_number_unsigned() || bits.get<uint64_t>() > kDenseBits || !scheme.code->has_width(bits.get<int>())) {
-    fail_unsupported(where, key + ".num_bits", bits, widths_text(*scheme.code));
+  const bool is_stream = scheme.is_integer() && scheme.layout == CodeLayout::packed;
+  const bool is_width = bits.is_number_unsigned() && bits.get<uint64_t>() <= kDenseBits &&
+                        (is_stream ? is_stored_width(bits.get<int>()) : scheme.code->has_width(bits.get<int>()));
+  if (!is_width) {
+    fail_unsupported(where, key + ".num_bits", bits, is_stream ? stored_widths_text() : widths_text(*scheme.code));
   }
   if (!dynamic.is_null() && dynamic != false) fail_unsupported(where, key + ".dynamic", dynamic, "false");
   scheme.bits = bits.get<int>();
@@ -376,7 +380,9 @@ ConfigGroup read_group(const Json& group, const Json& file_format, const std::st
   }
   if (!weights.is_null()) read_weights(weights, where, key + ".weights", result.scheme);
   result.scheme.input = read_activations(value_or_null(group, "input_activations"), where, key + ".input_activations");
-  const std::string problem = compressed_tensors_problem(result.scheme);
+  PackScheme as_read = result.scheme;
+  if (as_read.is_integer()) as_read.bits = multiplied_width(as_read.bits);
+  const std::string problem = compressed_tensors_problem(as_read);
   if (!problem.empty()) fail(where, key, "not supported by this runtime: " + problem);
   return result;
 }
@@ -558,8 +564,16 @@ std::string quantization_config_json(std::span<const StoredModule> modules, std:
   return json_text(config, 2);
 }
 
+// Returns whether the module's weight is a dense one, with no scale beside it.
+bool is_stored_dense(const FindTensor& find, const std::string& module) {
+  const TensorView* const weight = find(module + std::string(kPlainSuffix));
+  return weight != nullptr && is_float_dtype(weight->dtype) && find(module + std::string(kScaleSuffix)) == nullptr &&
+         find(module + std::string(kPackedSuffix)) == nullptr;
+}
+
 struct QuantizationConfig::State {
   std::string where;
+  bool is_of_auto_round = false;  // its lists of ignored modules may lack the head
   int64_t max_steps = 0;
   NamePatterns targets;
   NamePatterns ignored;
@@ -582,6 +596,7 @@ QuantizationConfig QuantizationConfig::parse(const std::string& json, const std:
   check_top_level(config, where);
   QuantizationConfig result;
   result.state_->where = where;
+  result.state_->is_of_auto_round = value_or_null(config, "provider") == "auto-round";
   result.state_->max_steps = max_steps;
   const Json& ignore = value_or_null(config, "ignore");
   if (!ignore.is_null()) {
@@ -629,6 +644,7 @@ std::optional<PackScheme> QuantizationConfig::scheme(const std::string& module, 
 std::optional<PackScheme> QuantizationConfig::scheme_of(const std::string& module, std::string_view class_name,
                                                         const FindTensor& find) const {
   std::optional<PackScheme> stated = scheme(module, class_name);
+  if (stated && state_->is_of_auto_round && is_stored_dense(find, module)) return std::nullopt;
   if (stated && !stated->block.is_none()) return scheme_with_block(*stated, stated->block, find, module, kPlainSuffix);
   return stated;
 }

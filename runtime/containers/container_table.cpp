@@ -11,6 +11,7 @@
 #include "runtime/containers/compressed_tensors.h"
 #include "runtime/containers/fp8.h"
 #include "runtime/containers/gptq.h"
+#include "runtime/containers/mlx.h"
 #include "runtime/containers/pare_gguf.h"
 #include "runtime/containers/pare_int8.h"
 #include "runtime/containers/pare_sparse24.h"
@@ -29,7 +30,8 @@ std::vector<const ContainerFormat*>& table() {
                                                      &bitsandbytes_int8_container(),
                                                      &pare_int8_container(),
                                                      &pare_sparse24_container(),
-                                                     &pare_gguf_container()};
+                                                     &pare_gguf_container(),
+                                                     &mlx_container()};
   return rows;
 }
 

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "runtime/containers/auto_round_config.h"
 #include "runtime/containers/config_values.h"
 #include "runtime/containers/scale_blocks.h"
 #include "runtime/containers/scale_tensors.h"
@@ -157,6 +158,7 @@ class Fp8Container final : public ContainerFormat {
   std::string_view name() const override { return kFp8Container; }
   std::string_view method() const override { return kMethod; }
   std::span<const std::string_view> suffixes() const override { return kSuffixes; }
+  bool is_for_recipes() const override { return false; }  // no pass makes its scales
   // transformers 5.17 (quantizer_finegrained_fp8.py) and vLLM (quantization/fp8.py) are where the format comes from.
   // llama.cpp: conversion/base.py, dequant_simple of the same method.
   std::vector<std::string> unread_by(Engine, const PackScheme&) const override { return {}; }
@@ -175,7 +177,11 @@ class Fp8Container final : public ContainerFormat {
              const std::string& module) const override;
   StoredLinear load(const FindTensor& find, const PackScheme& scheme, int64_t num_out, int64_t num_in,
                     const std::string& module) const override;
+  bool recognizes(std::string_view quant_method, const std::string& json) const override {
+    return is_auto_round(quant_method) ? auto_round_container(json) == kFp8Container : quant_method == kMethod;
+  }
   std::unique_ptr<ContainerConfig> read_config(const std::string& json, const std::string& where) const override {
+    if (is_auto_round_config(json)) return std::make_unique<AutoRoundConfig>(AutoRoundConfig::parse(json, where));
     return std::make_unique<Fp8Config>(Fp8Config::parse(json, where));
   }
 
@@ -231,8 +237,12 @@ void Fp8Container::check(const FindTensor& find, const PackScheme& scheme, int64
                          ", which needs no scale: the checkpoint is mixed up");
   }
   require_tensor(weight.tensor, weight.name, DType::F8_E4M3, {num_out, num_in});
-  if (scheme.block.is_none()) {
+  if (scheme.per_tensor) {
     check_one_float(scale);
+  } else if (scheme.block.is_none()) {
+    const bool is_matrix = scale.tensor != nullptr && scale.tensor->shape.size() == 2;
+    check_float(scale, is_matrix ? std::vector<int64_t>{num_out, 1} : std::vector<int64_t>{num_out},
+                /*may_be_power=*/false);
   } else {
     check_float(scale, block_shape(scheme.block, num_out, num_in), /*may_be_power=*/true);
   }
@@ -259,8 +269,9 @@ StoredLinear Fp8Container::load(const FindTensor& find, const PackScheme& scheme
   const std::span<const uint8_t> codes = code_bytes(*find(module + std::string(kFp8WeightSuffix)));
   weight.codes_OI.assign(codes.begin(), codes.end());
   const std::vector<float> scales = unpack_scales(scale);
-  weight.scales_OG = scheme.block.is_none() ? std::vector<float>(static_cast<size_t>(num_out), scales.front())
-                                            : spread_block_scales(scales, scheme.block, num_out, num_in);
+  weight.scales_OG = scheme.per_tensor        ? std::vector<float>(static_cast<size_t>(num_out), scales.front())
+                     : scheme.block.is_none() ? scales
+                                              : spread_block_scales(scales, scheme.block, num_out, num_in);
   validate(weight, module);
   StoredLinear linear{.weight = std::move(weight), .input = scheme.input};
   if (!scheme.input.has_stored_scale()) return linear;

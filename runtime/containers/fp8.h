@@ -6,8 +6,15 @@
 // Tensors of a module with weight [O, I] (names are the module's name + suffix):
 //   weight            F8_E4M3 [O, I]
 //   weight_scale_inv  F32, BF16, F16 or F8_E8M0 [ceil(O / rows), ceil(I / columns)] for blocks, else [] or [1]
-//                     (weight_scale); it multiplies, whatever its name says
+//                     (weight_scale); it multiplies, whatever its name says. AutoRound's files may have [O] or [O, 1]
+//                     (auto_round_config.h).
 //   activation_scale  F32, BF16 or F16 [] or [1], for a static range of inputs (input_scale)
+//
+// transformers 5 may store the experts of a block in two stacks (FP8Experts), which TensorTable splits:
+//   experts.gate_up_proj            F8_E4M3 [E, 2F, D]   gates, then ups
+//   experts.gate_up_proj_scale_inv  [E, rows of gates and of ups, columns] for blocks, else [E, 2, 1] or [E, 1, 1]
+//   experts.gate_up_proj_activation_scale  F32 [E], for a static range
+// and down_proj's, [E, D, F], likewise.
 //
 // weight_block_size is [rows, columns], mostly [128, 128]; null: one scale for a weight. With activation_scheme
 // "dynamic" engines round inputs to fp8: with blocks every 128 neighbouring values have a range, without them every
@@ -44,6 +51,7 @@ struct Fp8Config final : ContainerConfig {
   static Fp8Config parse(const std::string& json, const std::string& where);
   std::optional<PackScheme> scheme_of(const std::string& module, std::string_view class_name,
                                       const FindTensor& find) const override;
+  std::optional<ScaleBlock> block_of_stacks() const override { return block; }
 };
 
 }  // namespace pare::runtime

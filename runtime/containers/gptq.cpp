@@ -9,6 +9,7 @@
 #include "runtime/containers/auto_round_config.h"
 #include "runtime/containers/scale_tensors.h"
 #include "runtime/format/bit_stream.h"
+#include "runtime/format/stored_widths.h"
 
 namespace pare::runtime {
 namespace {
@@ -262,6 +263,7 @@ StoredLinear GptqContainer::load(const FindTensor& find, const PackScheme& schem
     weight.group_of_I = moved_groups(find, num_in, scheme.group_size, module);
     if (weight.group_of_I.empty()) weight.group_of_I = columns_in_place(num_in, scheme.group_size);
   }
+  widen_codes(weight, multiplied_width(scheme.bits));
   validate(weight, module);
   return {.weight = std::move(weight)};
 }

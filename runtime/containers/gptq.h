@@ -1,5 +1,6 @@
 // The GPTQ containers (quant_method "gptq") of AutoGPTQ and GPTQModel (gptqmodel/nn_modules/qlinear/__init__.py, pack):
-// integers of 2, 3, 4 or 8 bits with float16 scales, in groups along the input or one for a whole row.
+// integers of 2, 3, 4 or 8 bits with float16 scales, in groups along the input or one for a whole row. AutoRound stores
+// 5, 6 and 7 bits as well, as the same stream of bits (auto_round 0.16.1, utils/bit_packing.py); they are read.
 //
 // Tensors of a module with weight [O, I] (names are the module's name + suffix):
 //   qweight I32 [I*bits/32, O]   column o is the bit stream of row o's codes (bit_stream.h)

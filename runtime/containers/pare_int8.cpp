@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "runtime/containers/config_values.h"
+#include "runtime/containers/scale_tensors.h"
 #include "runtime/system/json_text.h"
 
 namespace pare::runtime {
@@ -60,6 +61,9 @@ std::string modules_problem(std::span<const StoredModule> modules) {
 
 void check_values(const StoredLinear& linear, const std::string& module) {
   if (linear.weight.scale_dtype != DType::F32) refuse(module, "found another weight: its scales are not float32");
+  if (std::ranges::any_of(linear.weight.scales_OG, [](float scale) { return scale < 0.0f; })) {
+    refuse(module, "found a negative scale: use compressed-tensors");
+  }
   validate(linear.input, linear.weight.num_in, module);
   const size_t num_values = linear.input.outlier_columns.size() * static_cast<size_t>(linear.weight.num_out);
   if (linear.outlier_weight_OJ.size() == num_values) return;
@@ -151,12 +155,7 @@ StoredLinear unpack_pare_int8(const PareInt8Tensors& tensors, const PackScheme& 
   weight.scales_OG.resize(static_cast<size_t>(num_out));
   convert_to_float(DType::F32, tensors.scale->data, weight.scales_OG);
   validate(weight, module);
-  const auto negative = std::ranges::find_if(weight.scales_OG, [](float scale) { return scale < 0.0f; });
-  if (negative != weight.scales_OG.end()) {
-    throw std::runtime_error("tensor '" + name_of(module, kPareInt8ScaleSuffix) +
-                             "': expected scales of at least 0, found " + std::to_string(*negative) + " in row " +
-                             std::to_string(negative - weight.scales_OG.begin()));
-  }
+  require_magnitudes(weight.scales_OG, module, kPareInt8ScaleSuffix);
 
   linear.input = scheme.input;
   if (!has_columns(scheme)) {

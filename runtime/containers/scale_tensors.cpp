@@ -1,5 +1,6 @@
 #include "runtime/containers/scale_tensors.h"
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
@@ -71,6 +72,14 @@ std::vector<float> unpack_scales(const TensorView& tensor, DType scale_dtype) {
   std::vector<float> scales_OG(static_cast<size_t>(tensor.num_elements()));
   convert_to_float(scale_dtype, tensor.data, scales_OG);
   return scales_OG;
+}
+
+void require_magnitudes(std::span<const float> scales_O, const std::string& module, std::string_view suffix) {
+  const auto negative = std::ranges::find_if(scales_O, [](float scale) { return scale < 0.0f; });
+  if (negative == scales_O.end()) return;
+  fail(module, suffix,
+       "expected numbers of at least 0, found " + std::to_string(*negative) + " in row " +
+           std::to_string(negative - scales_O.begin()) + ": the file is damaged; fetch it again");
 }
 
 int64_t input_tensor_bytes(const InputFormat& input, DType scale_dtype) {

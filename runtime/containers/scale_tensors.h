@@ -43,6 +43,10 @@ std::vector<float> unpack_scales(const TensorView& tensor);
 // The same for scales of a code's own type, which the file holds as file_dtype.
 std::vector<float> unpack_scales(const TensorView& tensor, DType scale_dtype);
 
+// Checks the rows' scales of a container that stores the largest magnitude of each, so that a negative one is damage.
+// Throws std::runtime_error with the tensor, the number, its row and what to do.
+void require_magnitudes(std::span<const float> scales_O, const std::string& module, std::string_view suffix);
+
 // Returns the bytes of the tensors below.
 int64_t input_tensor_bytes(const InputFormat& input, DType scale_dtype);
 // Throws std::runtime_error for a scale that is not positive and finite, std::invalid_argument for a zero outside of

@@ -9,11 +9,12 @@
 #include "runtime/containers/gptq.h"
 #include "runtime/containers/scale_tensors.h"
 #include "runtime/format/bit_stream.h"
+#include "runtime/format/stored_widths.h"
 
 namespace pare::runtime {
 namespace {
 
-constexpr int kWordBits = 32, kCodesPerWord = 8;  // the latter of 4 bits, the only width of AWQ's order
+constexpr int kWordBits = 32, kCodesPerWord = 8;  // the latter of 4 bits; AWQ's order is of so many neighbours
 
 bool is_matrix(const TensorView* tensor) {
   return tensor != nullptr && tensor->shape.size() == 2 && tensor->shape[0] > 0 && tensor->shape[1] > 0;
@@ -21,10 +22,10 @@ bool is_matrix(const TensorView* tensor) {
 
 // Returns the width that makes num_codes fill so many words; 0: none of those that are read.
 int width_of(int64_t num_codes, int64_t num_words) {
-  for (const int bits : {2, 3, 4, 8}) {
-    if (num_codes * bits == num_words * kWordBits) return bits;
-  }
-  return 0;
+  const int64_t bits = num_codes <= 0 ? 0 : num_words * kWordBits / num_codes;
+  return bits * num_codes == num_words * kWordBits && bits <= 8 && is_stored_width(static_cast<int>(bits))
+             ? static_cast<int>(bits)
+             : 0;
 }
 
 std::vector<int32_t> words_of(const TensorView& tensor) {
@@ -82,7 +83,7 @@ std::string problem_of(PackedModule& module, int bits_if_unknown) {
   if (columns == module.num_out && bits > 0 && rows * kWordBits % bits == 0) {
     module.axis = PackedAxis::inputs;
     module.num_in = rows * kWordBits / bits;
-  } else if (bits == 4 && columns * kCodesPerWord == module.num_out) {
+  } else if (bits >= 4 && bits != 8 && columns * kWordBits == module.num_out * bits) {
     module.axis = PackedAxis::outputs;
     module.num_in = rows;
   } else {

@@ -80,9 +80,10 @@ class Admission {
     }
     if (!patient_.model) return;
     ModelDescription& model = *patient_.model;
-    for (const auto& step : {std::function<void()>([&] { patient_.table.split_experts(model); }),
-                             std::function<void()>([&] { model.tied_head = patient_.table.settle_head(model); }),
-                             std::function<void()>([&] { patient_.table.transpose_linears(model); })}) {
+    for (const auto& step :
+         {std::function<void()>([&] { patient_.table.split_experts(model, block_of_stacks(patient_.quantization)); }),
+          std::function<void()>([&] { model.tied_head = patient_.table.settle_head(model); }),
+          std::function<void()>([&] { patient_.table.transpose_linears(model); })}) {
       const std::string what = failure_of(step);
       if (!what.empty()) add(Illness::layer_refused, "", what, "fetch all files of one revision");
     }

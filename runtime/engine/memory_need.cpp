@@ -9,6 +9,7 @@
 #include "runtime/engine/attention_stretches.h"
 #include "runtime/engine/forward_pass.h"
 #include "runtime/engine/host_backend.h"
+#include "runtime/format/stored_widths.h"
 #include "runtime/system/progress.h"
 
 namespace pare::runtime {
@@ -42,7 +43,7 @@ int64_t packed_weight_bytes(const LinearDescription& linear, const PackScheme& s
   // Blocks of GGUF are decoded to float32.
   if (!scheme.is_dense() && scheme.code->is_blocks()) return linear.num_out * linear.num_in * kFloatBytes;
   const int64_t bits = scheme.is_dense()     ? 8 * static_cast<int64_t>(dtype_size_bytes(dense_dtype))
-                       : scheme.is_integer() ? scheme.bits
+                       : scheme.is_integer() ? multiplied_width(scheme.bits)
                                              : std::max(scheme.bits, kMaxTableBits);
   const bool is_kept = (scheme.is_dense() || scheme.is_integer()) && !scheme.pattern.is_dense() &&
                        (bits == 4 || bits == 8 || bits == 16) && scheme.act_order == StoredActOrder::none;

@@ -140,8 +140,9 @@ class EvaluationOptions {
   // Visits every file beside `data` that read() opens, with the key that names it; one that is not given is "".
   virtual void other_files(const std::function<void(std::string_view key, std::string& file)>&) {}
   // Returns the file that run() writes, for others to read later; "": none. No recipe has one: a resumed run would find
-  // it there.
+  // it there. written_key names the option that gives it; empty: no option does.
   virtual std::string written_file() const { return {}; }
+  virtual std::string_view written_key() const { return {}; }
   // Returns how the help of `eval` words an option; empty: as `fields` does.
   virtual std::string help(std::string_view) const { return {}; }
   // Throws std::invalid_argument and std::runtime_error for files that cannot be used, options that do not fit the

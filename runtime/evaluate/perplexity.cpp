@@ -483,8 +483,7 @@ void PerplexityOptions::fields(FieldVisitor& visit) {
         "At most this many windows are measured. 0 takes all.");
   visit("protocol", cut.protocol, "Windows are cut and counted as GPTQ's evaluation does, or as llama.cpp's does.");
   visit_bits(visit, bits);
-  visit("store", store,
-        "What comparisons need of the result is written to this file, a stored reference. Only eval does this.");
+  visit(written_key(), store, "What comparisons need of the result is written to this file, a stored reference.");
   visit("stored_reference", stored_reference,
         "The result is compared with what this file holds of another model. The uncompressed model does not run.");
   visit("reference", reference, "The uncompressed model is measured as well, and compared with.");

@@ -152,6 +152,7 @@ class PerplexityOptions : public EvaluationOptionsOf<PerplexityOptions> {
     visit("stored_reference", stored_reference);
   }
   std::string written_file() const override { return store; }
+  std::string_view written_key() const override { return "store"; }
   std::string help(std::string_view key) const override;
   std::unique_ptr<Measurement> read(EvaluationSource& source) const override;
 };

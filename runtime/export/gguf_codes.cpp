@@ -4,30 +4,17 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <iterator>
 #include <variant>
-
-#include "runtime/blocks/gguf_parts.h"
 
 namespace pare::runtime {
 namespace {
 
 constexpr int64_t kBlock = 32;
 
-// Numbers that a type without a minimum holds, and how many bits a code of one with a minimum has.
-struct Held {
-  GgufType type;
-  int least = 0, most = 0, bits = 0;
-};
-constexpr Held kHeld[] = {{GgufType::Q4_0, -8, 7},
-                          {GgufType::Q4_1, 0, 0, 4},
-                          {GgufType::Q5_0, -16, 15},
-                          {GgufType::Q5_1, 0, 0, 5},
-                          {GgufType::Q8_0, -128, 127}};
-
-const Held* find_held(GgufType type) {
-  const auto* const found = std::ranges::find(kHeld, type, &Held::type);
-  return found == std::end(kHeld) ? nullptr : found;
+// Returns the grid of a type whose blocks hold integers; null for another.
+const GgufGrid* grid_of_integers(GgufType type) {
+  const GgufGrid* const grid = find_gguf_grid(type);
+  return grid != nullptr && grid->has_integers() ? grid : nullptr;
 }
 
 void put_mxfp4(uint8_t exponent, const uint8_t* codes, std::span<std::byte> out) {
@@ -91,46 +78,46 @@ bool GgufTranscoder::fits_dense() const {
 
 bool GgufTranscoder::fits() const {
   if (type_ == GgufType::MXFP4) return weight_->code == &kMxfp4Code && weight_->group_of_I.empty();
-  const Held* const held = find_held(type_);
-  if (held == nullptr || !weight_->code->is_integer()) return false;
-  if (held->bits != 0 && weight_->bits > held->bits) return false;
+  const GgufGrid* const grid = grid_of_integers(type_);
+  if (grid == nullptr || !weight_->code->is_integer()) return false;
   // The columns of a block must share a scale.
   for (int64_t begin = 0; begin < weight_->num_in; begin += kBlock) {
     for (int64_t i = begin + 1; i < begin + kBlock; ++i) {
       if (weight_->group(i) != weight_->group(begin)) return false;
     }
   }
-  if (held->bits != 0) return true;
-  if (weight_->symmetric) return (1 << (weight_->bits - 1)) <= -held->least;
+  if ((grid->has_minimum || weight_->symmetric) && weight_->bits <= grid->bits) return true;
+  // Codes of more bits may be few enough, as those that were read from 5 bits are.
   for (int64_t o = 0; o < weight_->num_out; ++o) {
     for (int64_t i = 0; i < weight_->num_in; ++i) {
-      const int number =
-          weight_->codes_OI[static_cast<size_t>(o * weight_->num_in + i)] - weight_->zero(o, weight_->group(i));
-      if (number < held->least || number > held->most) return false;
+      const int held = held_code(*grid, o, i);
+      if (held < 0 || held >= grid->num_levels()) return false;
     }
   }
   return true;
 }
 
+// A minimum holds the zero. Without one, the grid subtracts the same from every code.
+int GgufTranscoder::held_code(const GgufGrid& grid, int64_t row, int64_t column) const {
+  const int code = weight_->codes_OI[static_cast<size_t>(row * weight_->num_in + column)];
+  return grid.has_minimum ? code : code - weight_->zero(row, weight_->group(column)) + grid.offset;
+}
+
 void GgufTranscoder::write_block(int64_t row, int64_t block, std::span<std::byte> out) const {
   const int64_t begin = block * kBlock, group = weight_->group(begin);
   const float scale = weight_->scales_OG[static_cast<size_t>(row * weight_->num_groups() + group)];
-  const uint8_t* const codes = weight_->codes_OI.data() + row * weight_->num_in + begin;
   if (type_ == GgufType::MXFP4) {
-    put_mxfp4(float_to_e8m0(scale), codes, out);
+    put_mxfp4(float_to_e8m0(scale), weight_->codes_OI.data() + row * weight_->num_in + begin, out);
     return;
   }
-  const Held& held = *find_held(type_);
-  const int zero = weight_->zero(row, group);
+  const GgufGrid& grid = *grid_of_integers(type_);
   GgufParts made;
   made.scale = scale;
-  if (held.bits != 0) {
-    made.minimum = -static_cast<float>(zero) * scale;
-    std::copy(codes, codes + kBlock, made.codes.begin());
-  } else {
-    for (size_t j = 0; j < kBlock; ++j) made.codes[j] = static_cast<uint8_t>(codes[j] - zero - held.least);
+  if (grid.has_minimum) made.minimum = -static_cast<float>(weight_->zero(row, group)) * scale;
+  for (int64_t j = 0; j < kBlock; ++j) {
+    made.codes[static_cast<size_t>(j)] = static_cast<uint8_t>(held_code(grid, row, begin + j));
   }
-  put_together(*find_gguf_grid(type_), made, out);
+  put_together(grid, made, out);
 }
 
 void GgufTranscoder::write_row(int64_t row, std::span<std::byte> blocks) const {

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/blocks/gguf_parts.h"
 #include "runtime/files/gguf.h"
 #include "runtime/format/linear_weights.h"
 
@@ -26,6 +27,7 @@ class GgufTranscoder {
 
  private:
   void write_block(int64_t row, int64_t block, std::span<std::byte> out) const;
+  int held_code(const GgufGrid& grid, int64_t row, int64_t column) const;
   bool fits() const;
   bool fits_dense() const;
 

@@ -52,8 +52,8 @@ int64_t read_size(const Json& value, const std::string& tensor, const char* key,
 DType read_dtype(const Json& value, const std::string& tensor, const std::string& where) {
   if (!value.is_string()) fail(where, "tensor " + quoted(tensor) + ": dtype must be a string");
   // Types that the format has and pare does not. The file may be in order, so the message says so.
-  static const std::set<std::string> others = {"F4",          "F6_E2M3", "F6_E3M2", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ",
-                                               "F8_E5M2FNUZ", "U16",     "U32",     "U64",     "C64"};
+  static const std::set<std::string> others = {"F4",          "F6_E2M3", "F6_E3M2", "F8_E5M2", "F8_E4M3FNUZ",
+                                               "F8_E5M2FNUZ", "U16",     "U64",     "C64"};
   const std::string name = value.get<std::string>();
   if (others.contains(name)) {
     throw std::runtime_error("'" + where + "': tensor " + quoted(tensor) + " has the element type " + name +
@@ -141,8 +141,9 @@ void check_cover(const std::map<std::string, TensorView>& tensors, std::span<con
 
 // Returns the order in which the reference writer (safetensors/src/tensor.rs) places types: its enum, descending.
 int write_rank(DType dtype) {
-  static constexpr DType kOrder[] = {DType::I64, DType::F64,     DType::F32, DType::I32, DType::BF16, DType::F16,
-                                     DType::I16, DType::F8_E4M3, DType::I8,  DType::U8,  DType::BOOL};
+  static constexpr DType kOrder[] = {DType::I64,  DType::F64, DType::F32, DType::U32,     DType::I32,
+                                     DType::BF16, DType::F16, DType::I16, DType::F8_E8M0, DType::F8_E4M3,
+                                     DType::I8,   DType::U8,  DType::BOOL};
   return static_cast<int>(std::find(std::begin(kOrder), std::end(kOrder), dtype) - std::begin(kOrder));
 }
 

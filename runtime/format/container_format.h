@@ -51,6 +51,8 @@ class ContainerConfig {
   // quantized. Throws std::runtime_error if the tensors contradict the configuration.
   virtual std::optional<PackScheme> scheme_of(const std::string& module, std::string_view class_name,
                                               const FindTensor& find) const = 0;
+  // Returns the blocks that share a scale in stacks of fp8 experts; nullopt: it knows no such stacks.
+  virtual std::optional<ScaleBlock> block_of_stacks() const { return std::nullopt; }
 };
 
 class ContainerFormat {
@@ -68,6 +70,8 @@ class ContainerFormat {
   // Returns the reasons why that engine does not read modules of that scheme; none: it does. By default only pare reads
   // them.
   virtual std::vector<std::string> unread_by(Engine engine, const PackScheme& scheme) const;
+  // False for a container that no recipe may ask for: it is only read, or holds what no pass makes.
+  virtual bool is_for_recipes() const { return true; }
   // Returns the packages that transformers needs beside itself, as pip names them.
   virtual std::span<const std::string_view> packages() const { return {}; }
   // Returns on which conditions that engine reads them: "only with the package gptqmodel installed".

@@ -13,7 +13,7 @@
 namespace pare::runtime {
 
 // The safetensors names of the types that pare reads or writes.
-enum class DType { F32, F16, BF16, F64, I8, U8, I16, I32, I64, BOOL, F8_E4M3, F8_E8M0 };
+enum class DType { F32, F16, BF16, F64, I8, U8, I16, I32, U32, I64, BOOL, F8_E4M3, F8_E8M0 };
 
 size_t dtype_size_bytes(DType dtype);
 std::string_view dtype_name(DType dtype);              // "F32", "BF16", ... as safetensors spells them

@@ -1,15 +1,14 @@
 #include "runtime/import/gguf_linear_codes.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
 #include <set>
 #include <span>
 
+#include "runtime/blocks/gguf_parts.h"
 #include "runtime/containers/compressed_tensors.h"
 #include "runtime/format/dtype.h"
 #include "runtime/format/stored_scheme.h"
@@ -22,68 +21,29 @@ namespace {
 
 constexpr int64_t kBlock = 32;
 
-struct BlockForm {
-  GgufType type;
-  int middle = 0;          // subtracted from codes; 0: a minimum is stored
-  int code_bits = 0;       // in the block
-  int bits = 0;            // of the codes that are written
-  size_t codes_begin = 0;  // where the codes begin, after scale, minimum and fifth bits
-};
-constexpr BlockForm kForms[] = {{GgufType::Q4_0, 8, 4, 4, 2},
-                                {GgufType::Q4_1, 0, 4, 4, 4},
-                                {GgufType::Q5_0, 16, 5, 8, 6},
-                                {GgufType::Q5_1, 0, 5, 8, 8},
-                                {GgufType::Q8_0, 128, 8, 8, 2}};
-
-const BlockForm* find_form(GgufType type) {
-  const auto* const found = std::ranges::find(kForms, type, &BlockForm::type);
-  return found == std::end(kForms) ? nullptr : found;
+// Codes are written with 4 or 8 bits.
+int written_bits(const GgufGrid& grid) {
+  return grid.bits == 4 ? 4 : 8;
 }
 
-float half_at(const std::byte* bytes) {
-  uint16_t bits;
-  std::memcpy(&bits, bytes, sizeof bits);
-  return f16_to_float(bits);
-}
-
-// W = scale (codes - zero), with codes of BlockForm::bits bits.
-struct CodeBlock {
+// W = scale (code - zero), with codes of written_bits.
+struct BlockScale {
   float scale = 0.0f;
   int zero = 0;
-  std::array<int, kBlock> codes = {};
 };
 
-// Returns the codes as they lie in the block: two to a byte, the fifth bits beside them; or signed bytes, plus 128.
-std::array<int, kBlock> codes_of(const BlockForm& form, const std::byte* block) {
-  std::array<int, kBlock> codes{};
-  const std::byte* const bytes = block + form.codes_begin;
-  if (form.code_bits == 8) {
-    for (size_t i = 0; i < kBlock; ++i) codes[i] = static_cast<int8_t>(bytes[i]) + form.middle;
-    return codes;
-  }
-  uint32_t fifth = 0;
-  if (form.code_bits == 5) std::memcpy(&fifth, bytes - sizeof fifth, sizeof fifth);
-  for (size_t i = 0; i < kBlock; ++i) {
-    const auto byte = static_cast<uint8_t>(bytes[i % (kBlock / 2)]);
-    codes[i] = (i < kBlock / 2 ? byte & 15 : byte >> 4) | static_cast<int>(fifth >> i & 1) << 4;
-  }
-  return codes;
-}
-
 // Returns nullopt where codes, a zero and a scale do not say what the block says.
-std::optional<CodeBlock> read_block(const BlockForm& form, const std::byte* block) {
-  const float d = half_at(block);
-  if (!std::isfinite(d)) return std::nullopt;
-  CodeBlock result{.scale = d, .zero = 1 << (form.bits - 1), .codes = codes_of(form, block)};
-  if (form.middle != 0) {
-    for (int& code : result.codes) code += result.zero - form.middle;
-    return result;
-  }
-  const float m = half_at(block + 2), wanted = d == 0.0f ? 0.0f : -m / d;
-  if (!(wanted >= 0.0f && wanted < static_cast<float>(1 << form.bits))) return std::nullopt;
-  result.zero = static_cast<int>(std::rint(wanted));
-  if (result.zero >> form.bits != 0 || -static_cast<float>(result.zero) * d != m) return std::nullopt;
-  return result;
+std::optional<BlockScale> read_scale(const GgufGrid& grid, std::span<const std::byte> block) {
+  const GgufParts parts = take_scales(grid, block);
+  const float scale = parts.scale;
+  if (!std::isfinite(scale)) return std::nullopt;
+  const int bits = written_bits(grid);
+  if (!grid.has_minimum) return BlockScale{scale, 1 << (bits - 1)};
+  const float minimum = parts.minimum, wanted = scale == 0.0f ? 0.0f : -minimum / scale;
+  if (!(wanted >= 0.0f && wanted < static_cast<float>(1 << bits))) return std::nullopt;
+  const int zero = static_cast<int>(std::rint(wanted));
+  if (zero >> bits != 0 || -static_cast<float>(zero) * scale != minimum) return std::nullopt;
+  return BlockScale{scale, zero};
 }
 
 // One linear whose blocks all have such codes.
@@ -93,7 +53,10 @@ class CodedLinear {
   static std::optional<CodedLinear> find(const std::shared_ptr<const GgufFile>& file, const GgufPlace& place);
 
   PackScheme scheme() const {
-    return {.bits = form_->bits, .group_size = group_size_, .symmetric = is_symmetric_, .layout = CodeLayout::bytes};
+    return {.bits = written_bits(*grid_),
+            .group_size = group_size_,
+            .symmetric = is_symmetric_,
+            .layout = CodeLayout::bytes};
   }
   const std::string& name() const { return linear_.name; }
   std::vector<StreamedTensor> tensors() const;
@@ -104,8 +67,11 @@ class CodedLinear {
     return tensor_->data.subspan(static_cast<size_t>(stored * row_bytes_), static_cast<size_t>(row_bytes_));
   }
   int64_t num_blocks() const { return linear_.num_in / kBlock; }
-  CodeBlock block(std::span<const std::byte> row, int64_t b) const {
-    return *read_block(*form_, row.data() + b * block_bytes_);
+  std::span<const std::byte> bytes_of_block(std::span<const std::byte> row, int64_t b) const {
+    return row.subspan(static_cast<size_t>(b * block_bytes_), static_cast<size_t>(block_bytes_));
+  }
+  BlockScale scale_of(std::span<const std::byte> row, int64_t b) const {
+    return *read_scale(*grid_, bytes_of_block(row, b));
   }
   bool survey();
   // Calls visit(row) for each row and passes on the bytes that it returns.
@@ -114,7 +80,7 @@ class CodedLinear {
 
   std::shared_ptr<const GgufFile> file_;
   const GgufTensor* tensor_ = nullptr;
-  const BlockForm* form_ = nullptr;
+  const GgufGrid* grid_ = nullptr;
   GgufSource source_;
   LinearDescription linear_;
   int64_t first_row_ = 0, row_bytes_ = 0, block_bytes_ = 0;
@@ -129,11 +95,13 @@ std::optional<CodedLinear> CodedLinear::find(const std::shared_ptr<const GgufFil
   CodedLinear result;
   result.file_ = file;
   result.tensor_ = &file->tensor(source.name);
-  result.form_ = find_form(result.tensor_->type);
+  result.grid_ = find_gguf_grid(result.tensor_->type);
   result.source_ = source;
   result.linear_ = *place.linear;
   const std::vector<int64_t>& shape = result.tensor_->shape;
-  if (result.form_ == nullptr || shape.size() < 2 || shape.back() != place.linear->num_in) return std::nullopt;
+  if (result.grid_ == nullptr || !result.grid_->has_integers() || shape.size() < 2 ||
+      shape.back() != place.linear->num_in)
+    return std::nullopt;
   if (place.linear->num_in % kBlock != 0) return std::nullopt;
   const int64_t num_rows = result.tensor_->num_elements() / shape.back();
   result.first_row_ = source.part * (num_rows / std::max(source.num_parts, int64_t{1}));
@@ -145,14 +113,14 @@ std::optional<CodedLinear> CodedLinear::find(const std::shared_ptr<const GgufFil
 
 // Finds symmetry and the size of groups. Returns whether every block has such codes.
 bool CodedLinear::survey() {
-  const int middle = 1 << (form_->bits - 1);
+  const int middle = 1 << (written_bits(*grid_) - 1);
   int64_t blocks_of_group = num_blocks();  // as many as may share a scale
   for (int64_t r = 0; r < linear_.num_out; ++r) {
     throw_if_interrupted();
     const std::span<const std::byte> bytes = row(r);
-    CodeBlock last;
+    BlockScale last;
     for (int64_t b = 0; b < num_blocks(); ++b) {
-      const std::optional<CodeBlock> read = read_block(*form_, bytes.data() + b * block_bytes_);
+      const std::optional<BlockScale> read = read_scale(*grid_, bytes_of_block(bytes, b));
       if (!read) return false;
       is_symmetric_ = is_symmetric_ && read->zero == middle;
       // Groups end wherever a scale changes.
@@ -177,13 +145,14 @@ std::vector<StreamedTensor> CodedLinear::tensors() const {
   const PackScheme scheme = this->scheme();
   const int64_t num_out = linear_.num_out, num_groups = scheme.num_groups(linear_.num_in);
   const int64_t blocks_of_group = num_blocks() / num_groups;
-  const int offset = 1 << (form_->bits - 1);  // files count from -2^(bits-1)
-  const auto codes = [offset](const CodedLinear& self, int64_t r) {
+  const int offset = 1 << (written_bits(*grid_) - 1);  // files count from -2^(bits-1)
+  const int subtracted = grid_->has_minimum ? offset : grid_->offset;
+  const auto codes = [subtracted](const CodedLinear& self, int64_t r) {
     std::vector<std::byte> bytes;
     const std::span<const std::byte> stored = self.row(r);
     for (int64_t b = 0; b < self.num_blocks(); ++b) {
-      const CodeBlock block = self.block(stored, b);
-      for (const int code : block.codes) bytes.push_back(static_cast<std::byte>(code - offset));
+      const GgufParts parts = take_apart(*self.grid_, self.bytes_of_block(stored, b));
+      for (size_t i = 0; i < kBlock; ++i) bytes.push_back(static_cast<std::byte>(parts.codes[i] - subtracted));
     }
     return bytes;
   };
@@ -191,7 +160,7 @@ std::vector<StreamedTensor> CodedLinear::tensors() const {
     std::vector<std::byte> bytes;
     const std::span<const std::byte> stored = self.row(r);
     for (int64_t b = 0; b < self.num_blocks(); b += blocks_of_group) {
-      const uint16_t half = float_to_f16(self.block(stored, b).scale);
+      const uint16_t half = float_to_f16(self.scale_of(stored, b).scale);
       const std::span<const std::byte> half_bytes = std::as_bytes(std::span(&half, 1));
       bytes.insert(bytes.end(), half_bytes.begin(), half_bytes.end());
     }
@@ -201,7 +170,7 @@ std::vector<StreamedTensor> CodedLinear::tensors() const {
     std::vector<std::byte> bytes;
     const std::span<const std::byte> stored = self.row(r);
     for (int64_t b = 0; b < self.num_blocks(); b += blocks_of_group) {
-      bytes.push_back(static_cast<std::byte>(self.block(stored, b).zero - offset));
+      bytes.push_back(static_cast<std::byte>(self.scale_of(stored, b).zero - offset));
     }
     return bytes;
   };

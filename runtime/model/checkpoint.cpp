@@ -250,7 +250,7 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
   for (const fs::path& path : found.paths) state.inputs.add(path);
   state.tensors.open(directory, std::move(found), state.description.family, state.module_names());
   state.read_early_quantization();
-  state.tensors.split_experts(state.description);
+  state.tensors.split_experts(state.description, block_of_stacks(state.quantization));
   // Without a dtype in config.json transformers takes that of the stored weights. A norm's is always dense.
   const std::string& norm_name = state.encoder ? state.encoder->embedding_norm.name : state.description.final_norm.name;
   const TensorView* norm = state.tensors.find(norm_name + ".weight");
@@ -494,6 +494,23 @@ std::vector<LinearDescription> stored_linears(const Checkpoint& checkpoint) {
   linears.push_back(checkpoint.embedding());
   if (checkpoint.description().has_learned_positions()) linears.push_back(checkpoint.description().position_table);
   if (!checkpoint.description().tied_head) linears.push_back(checkpoint.head());
+  return linears;
+}
+
+std::vector<LinearDescription> other_fp8_linears(const Checkpoint& checkpoint) {
+  std::vector<LinearDescription> linears;
+  if (!checkpoint.is_quantized()) return linears;
+  constexpr std::string_view kSuffix = ".weight";
+  std::set<std::string> known;
+  for (const LinearDescription& linear : stored_linears(checkpoint)) known.insert(linear.name);
+  for (const std::string& tensor : checkpoint.tensor_names()) {
+    if (!tensor.ends_with(kSuffix)) continue;
+    const TensorLayout layout = checkpoint.layout(tensor);
+    if (layout.dtype != DType::F8_E4M3 || layout.shape.size() != 2) continue;
+    const LinearDescription linear = {tensor.substr(0, tensor.size() - kSuffix.size()), layout.shape[0],
+                                      layout.shape[1], false};
+    if (!known.contains(linear.name) && checkpoint.stored_scheme(linear)) linears.push_back(linear);
+  }
   return linears;
 }
 

@@ -106,4 +106,9 @@ class Checkpoint {
 // an untied head.
 std::vector<LinearDescription> stored_linears(const Checkpoint& checkpoint);
 
+// Returns the modules with FP8 weights [O, I] that the files hold and the model's description does not read, without
+// biases, sorted by name: blocks behind the last one that predict further tokens (DeepSeek-V3), a pooler. linear()
+// decodes them by the checkpoint's quantization_config.
+std::vector<LinearDescription> other_fp8_linears(const Checkpoint& checkpoint);
+
 }  // namespace pare::runtime

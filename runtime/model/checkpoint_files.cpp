@@ -138,6 +138,10 @@ std::optional<Quantization> read_quantization_config(const std::string& config_j
                            " or an unquantized checkpoint: start from the original one");
 }
 
+std::optional<ScaleBlock> block_of_stacks(const std::optional<Quantization>& quantization) {
+  return quantization ? quantization->config->block_of_stacks() : std::nullopt;
+}
+
 std::string with_early_quantization(const std::string& config_json, const fs::path& directory, fs::path& found) {
   for (const char* const name : {"quantize_config.json", "quant_config.json"}) {
     const fs::path path = directory / name;

@@ -44,6 +44,8 @@ struct Quantization {
   const ContainerFormat* container = nullptr;
   std::unique_ptr<ContainerConfig> config;
 };
+// Returns ContainerConfig::block_of_stacks; nullopt for a checkpoint that is not quantized.
+std::optional<ScaleBlock> block_of_stacks(const std::optional<Quantization>& quantization);
 // Returns nullopt if the checkpoint is not quantized. `path` is the file's, for messages. Throws std::runtime_error for
 // a text that is not a JSON object and for a container that pare does not read, and what ContainerFormat::read_config
 // throws.

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <set>
 #include <utility>
 
 #include "runtime/containers/container_table.h"
+#include "runtime/containers/fp8.h"
 #include "runtime/model/expert_stacks.h"
 
 namespace pare::runtime {
@@ -104,7 +106,7 @@ bool TensorTable::settle_head(const ModelDescription& model) {
 
 // transformers 5 can store a mixture as it holds it: mlp.experts.gate_up_proj [E, 2F, D], mlp.experts.down_proj
 // [E, D, F] and mlp.gate.weight, whatever the family calls single experts. This function makes single experts of them.
-void TensorTable::split_experts(const ModelDescription& model) {
+void TensorTable::split_experts(const ModelDescription& model, const std::optional<ScaleBlock>& fp8_block) {
   if (model.stacks_experts) return take_stacked_experts(model);
   for (const BlockDescription& block : model.blocks) {
     const std::string module = block.name + ".mlp.";
@@ -115,8 +117,8 @@ void TensorTable::split_experts(const ModelDescription& model) {
       gate_ups.push_back({expert.gate, expert.up});
       downs.push_back({expert.down});
     }
-    split_tensor(module + "experts.gate_up_proj", gate_ups);
-    split_tensor(module + "experts.down_proj", downs);
+    split_tensor(module + "experts.gate_up_proj", gate_ups, fp8_block);
+    split_tensor(module + "experts.down_proj", downs, fp8_block);
     const auto take_name = [&](const std::string& held, const std::string& name) {
       if (auto tensor = tensors_.extract(held); !tensor.empty()) {
         tensor.key() = name;
@@ -151,26 +153,87 @@ void TensorTable::take_stacked_experts(const ModelDescription& model) {
   }
 }
 
+void TensorTable::add_part(const std::string& name, TensorView view, const std::string& fused) {
+  split_views_.push_back(std::move(view));
+  const Entry& source = tensors_.at(fused);
+  if (tensors_.emplace(name, Entry{&split_views_.back(), source.file, source.path}).second) return;
+  fail(fused, "holds '" + name + "', which is also stored by itself: the checkpoint is mixed up");
+}
+
 // Splits [E, rows of all parts of an expert, I] into the weights of the parts.
-void TensorTable::split_tensor(const std::string& fused, std::span<const std::vector<LinearDescription>> parts) {
+void TensorTable::split_tensor(const std::string& fused, std::span<const std::vector<LinearDescription>> parts,
+                               const std::optional<ScaleBlock>& fp8_block) {
   const LinearDescription& first = parts.front().front();
   int64_t num_rows = 0;
   for (const LinearDescription& part : parts.front()) num_rows += part.num_out;
-  const Entry source = {&dense_tensor(fused, {static_cast<int64_t>(parts.size()), num_rows, first.num_in}),
-                        tensors_.at(fused).file, tensors_.at(fused).path};
-  const TensorView& view = *source.view;
+  const TensorView* const found = find(fused);
+  const bool has_codes = fp8_block && found != nullptr && found->dtype == DType::F8_E4M3;
+  const std::vector<int64_t> shape = {static_cast<int64_t>(parts.size()), num_rows, first.num_in};
+  if (has_codes) in_this_directory([&] { require_tensor(found, fused, DType::F8_E4M3, shape); });
+  const TensorView view = has_codes ? *found : dense_tensor(fused, shape);
   size_t begin = 0;
   for (const std::vector<LinearDescription>& expert : parts) {
     for (const LinearDescription& part : expert) {
       const auto num_bytes = static_cast<size_t>(part.num_out * part.num_in) * dtype_size_bytes(view.dtype);
-      split_views_.push_back({view.dtype, {part.num_out, part.num_in}, view.data.subspan(begin, num_bytes)});
+      add_part(part.name + ".weight", {view.dtype, {part.num_out, part.num_in}, view.data.subspan(begin, num_bytes)},
+               fused);
       begin += num_bytes;
-      if (!tensors_.emplace(part.name + ".weight", Entry{&split_views_.back(), source.file, source.path}).second) {
-        fail(fused, "holds '" + part.name + ".weight', which is also stored by itself: the checkpoint is mixed up");
-      }
     }
   }
+  if (has_codes) split_scales(fused, parts, *fp8_block);
   tensors_.erase(fused);
+}
+
+// Splits the scales of a stack of codes, [E, rows of all parts, columns], and its ranges of inputs, [E].
+void TensorTable::split_scales(const std::string& fused, std::span<const std::vector<LinearDescription>> parts,
+                               const ScaleBlock& block) {
+  const std::vector<LinearDescription>& first = parts.front();
+  const auto num_experts = static_cast<int64_t>(parts.size()), num_parts = static_cast<int64_t>(first.size());
+  const auto blocks_of = [](int64_t size, int64_t of_block) { return (size + of_block - 1) / of_block; };
+  std::vector<int64_t> rows;  // of scales, for each part
+  for (const LinearDescription& part : first) {
+    rows.push_back(block.is_none() ? 1 : blocks_of(part.num_out, block.num_rows));
+    // Rows of a block that two parts share would belong to one of them.
+    if (!block.is_none() && num_parts > 1 && rows.back() > 1 && part.num_out % block.num_rows != 0) {
+      fail(fused, "expected parts of whole blocks of " + std::to_string(block.num_rows) + " rows, found '" + part.name +
+                      "' of " + std::to_string(part.num_out) + ": store its experts one by one");
+    }
+  }
+  const std::string name = fused + "_scale_inv";
+  const TensorView* const scales = find(name);
+  const bool is_shared =
+      block.is_none() && scales != nullptr && scales->shape == std::vector<int64_t>{num_experts, 1, 1};
+  const int64_t num_columns = block.is_none() ? 1 : blocks_of(first.front().num_in, block.num_columns);
+  const int64_t num_rows = is_shared ? 1 : std::accumulate(rows.begin(), rows.end(), int64_t{0});
+  in_this_directory([&] {
+    require_tensor(scales, name, scales == nullptr ? DType::F32 : scales->dtype, {num_experts, num_rows, num_columns});
+  });
+  const auto size = static_cast<int64_t>(dtype_size_bytes(scales->dtype));
+  const TensorView view = *scales;
+  const std::string range_name = fused + "_activation_scale";
+  const TensorView* const ranges = find(range_name);
+  if (ranges != nullptr) in_this_directory([&] { require_tensor(ranges, range_name, ranges->dtype, {num_experts}); });
+  for (int64_t e = 0; e < num_experts; ++e) {
+    int64_t row = e * num_rows;
+    for (int64_t p = 0; p < num_parts; ++p) {
+      const LinearDescription& part = parts[static_cast<size_t>(e)][static_cast<size_t>(p)];
+      const int64_t num_of_part = rows[static_cast<size_t>(p)];
+      const std::vector<int64_t> shape =
+          block.is_none() ? std::vector<int64_t>{1} : std::vector<int64_t>{num_of_part, num_columns};
+      add_part(part.name + std::string(kFp8ScaleSuffix),
+               {view.dtype, shape,
+                view.data.subspan(static_cast<size_t>(row * num_columns * size),
+                                  static_cast<size_t>(num_of_part * num_columns * size))},
+               name);
+      if (!is_shared) row += num_of_part;
+      if (ranges == nullptr) continue;
+      const size_t range_size = dtype_size_bytes(ranges->dtype);
+      add_part(part.name + std::string(kFp8InputSuffix),
+               {ranges->dtype, {1}, ranges->data.subspan(static_cast<size_t>(e) * range_size, range_size)}, range_name);
+    }
+  }
+  tensors_.erase(name);
+  tensors_.erase(range_name);
 }
 
 // Weights in floats only: codes lie as their container has them, since no other program has a container for such a

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "runtime/files/safetensors.h"
+#include "runtime/format/stored_scheme.h"
 #include "runtime/format/tensor_view.h"
 #include "runtime/model/checkpoint_files.h"
 #include "runtime/model/model_description.h"
@@ -41,7 +43,8 @@ class TensorTable {
             const ModuleNames& modules);
 
   // Takes apart what holds the weights of several experts, in transformers' way or in stacks of the family's own.
-  void split_experts(const ModelDescription& model);
+  // fp8_block: the blocks of stacks of fp8 codes (ContainerConfig::block_of_stacks); nullopt: codes are refused.
+  void split_experts(const ModelDescription& model, const std::optional<ScaleBlock>& fp8_block);
   // Gives a tied pair the embedding's name. Returns whether the head is tied: where only a default says so, a head of
   // another value decides, as in transformers.
   bool settle_head(const ModelDescription& model);
@@ -95,7 +98,11 @@ class TensorTable {
   void rename_tensors(const ModuleNames& modules);
   bool has_module(const std::string& module) const;
   void take_stacked_experts(const ModelDescription& model);
-  void split_tensor(const std::string& fused, std::span<const std::vector<LinearDescription>> parts);
+  void split_tensor(const std::string& fused, std::span<const std::vector<LinearDescription>> parts,
+                    const std::optional<ScaleBlock>& fp8_block);
+  void split_scales(const std::string& fused, std::span<const std::vector<LinearDescription>> parts,
+                    const ScaleBlock& block);
+  void add_part(const std::string& name, TensorView view, const std::string& fused);
   std::string hint_of_files(const std::string& stored) const;
   [[noreturn]] void fail_missing(const std::string& name) const;
 

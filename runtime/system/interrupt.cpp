@@ -8,12 +8,14 @@
 #include <csignal>
 #include <initializer_list>
 #include <string_view>
+#include <utility>
 
 namespace pare::runtime {
 namespace {
 
 std::atomic<bool> requested{false};
 std::atomic<int> num_later{0};  // living InterruptionLater objects
+thread_local const std::function<void()>* check_of_thread = nullptr;
 static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler may touch lock-free atomics only");
 
 // A bar on the line is erased first; it comes back below.
@@ -58,7 +60,15 @@ void clear_interrupt() noexcept {
 }
 
 void throw_if_interrupted() {
-  if (interrupt_requested() && num_later.load() == 0) throw Interrupted();
+  if (num_later.load() > 0) return;
+  if (interrupt_requested()) throw Interrupted();
+  if (check_of_thread != nullptr) (*check_of_thread)();
+}
+
+InterruptionCheck::InterruptionCheck(std::function<void()> check)
+    : check_(std::move(check)), before_(std::exchange(check_of_thread, &check_)) {}
+InterruptionCheck::~InterruptionCheck() {
+  check_of_thread = before_;
 }
 
 InterruptionLater::InterruptionLater() noexcept {

@@ -23,8 +23,23 @@ void request_interrupt() noexcept;
 bool interrupt_requested() noexcept;
 void clear_interrupt() noexcept;
 
-// Throws Interrupted if the flag is set and no InterruptionLater lives.
+// Throws Interrupted if the flag is set, and what the thread's InterruptionCheck throws. Does nothing while an
+// InterruptionLater lives.
 void throw_if_interrupted();
+
+// While it lives, long work of the thread that made it calls `check` wherever it may be stopped. What that throws ends
+// the work. It is for programs that handle signals by themselves. The newest of several counts.
+class InterruptionCheck {
+ public:
+  explicit InterruptionCheck(std::function<void()> check);
+  ~InterruptionCheck();
+  InterruptionCheck(const InterruptionCheck&) = delete;
+  InterruptionCheck& operator=(const InterruptionCheck&) = delete;
+
+ private:
+  std::function<void()> check_;
+  const std::function<void()>* before_;
+};
 
 // Protects short work that would be lost if it were left in the middle: a step of a training, a state being saved. On
 // every thread, throw_if_interrupted does nothing until its end.

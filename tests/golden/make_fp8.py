@@ -1,5 +1,6 @@
 """Makes tests/golden/fp8: tiny random checkpoints with E4M3 codes and a scale for each block of 128 x 128 weights, as
-Qwen3-FP8 and DeepSeek-V3 are published, and one of the second in compressed-tensors' words.
+Qwen3-FP8 and DeepSeek-V3 are published, one of the first in compressed-tensors' words, and a mixture whose experts lie
+in stacks, as transformers 5 holds them, with blocks of 64 x 128.
 
 Each folder holds config.json, model.safetensors, ids.npy (int32 [2, 48]), weights.safetensors (what some linears stand
 for, float32), logits.npy (float32 [2, 48, V], with inputs rounded as engines round them) and plain_logits.npy (with
@@ -10,12 +11,14 @@ inputs as they are).
 - Inputs are rounded by compressed-tensors, in groups of 128 that are filled up with zeros.
 - The forward pass is transformers', in float32, with its eager attention.
 
-    python tests/golden/make_fp8.py   # with the packages of tests/requirements.txt and accelerate; deterministic
+    python tests/golden/make_fp8.py [MODEL]   # with the packages of tests/requirements.txt and accelerate;
+                                              # deterministic
 """
 
 import json
 import pathlib
 import shutil
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -44,25 +47,36 @@ MODELS = {
                         tie_word_embeddings=False, **rope(10000.0),
                         **{k: v for k, v in SIZES.items() if k != "head_dim"} |
                         {"hidden_size": 136, "num_key_value_heads": 4, "intermediate_size": 144}),
+    # Gates and ups of all experts in one tensor. The last block of down_proj's columns has half its width.
+    "qwen3_moe_stacks": dict(model_type="qwen3_moe", num_experts=3, num_experts_per_tok=2, moe_intermediate_size=64,
+                             norm_topk_prob=True, tie_word_embeddings=True, **rope(10000.0),
+                             **{**SIZES, "hidden_size": 128, "head_dim": 32, "num_hidden_layers": 1}),
 }
+BLOCKS = {"qwen3_moe_stacks": (64, 128)}  # of other rows
 # Of each model: linears whose values are stored.
 CHECKED = {"qwen3": ["model.layers.0.self_attn.k_proj", "model.layers.0.mlp.down_proj"],
            "deepseek_v3": ["model.layers.0.mlp.gate_proj", "model.layers.0.self_attn.o_proj",
-                           "model.layers.1.mlp.experts.3.down_proj"]}
+                           "model.layers.1.mlp.experts.3.down_proj"],
+           "qwen3_moe_stacks": ["model.layers.0.mlp.experts.2.up_proj", "model.layers.0.mlp.experts.0.gate_proj",
+                                "model.layers.0.mlp.experts.1.down_proj", "model.layers.0.self_attn.o_proj"]}
 
 
 def is_quantized(name):
-    return name.endswith("proj.weight") or name.endswith("proj_with_mqa.weight")
+    return name.endswith(("proj.weight", "proj_with_mqa.weight", "experts.gate_up_proj", "experts.down_proj"))
 
 
-def quantized(weight, scale_dtype):
-    quantizer = SimpleNamespace(quantization_config=FineGrainedFP8Config(weight_block_size=(BLOCK, BLOCK)))
-    rows, columns = weight.shape
-    whole = torch.nn.functional.pad(weight, (0, -columns % BLOCK, 0, -rows % BLOCK))
+def scale_name(name):
+    return name.removesuffix("weight") + "weight_scale_inv" if name.endswith(".weight") else name + "_scale_inv"
+
+
+def quantized(weight, scale_dtype, block):
+    quantizer = SimpleNamespace(quantization_config=FineGrainedFP8Config(weight_block_size=block))
+    rows, columns = weight.shape[-2:]
+    whole = torch.nn.functional.pad(weight, (0, -columns % block[1], 0, -rows % block[0]))
     made = Fp8Quantize(quantizer).convert({"x.weight": whole})
     codes, scales = made["x.weight"], made["x.weight_scale_inv"].to(scale_dtype)
     decoded = Fp8Dequantize(quantizer)._dequantize_one(codes, scales, output_dtype=torch.float32)
-    return codes[:rows, :columns].contiguous(), scales, decoded[:rows, :columns].contiguous()
+    return codes[..., :rows, :columns].contiguous(), scales, decoded[..., :rows, :columns].contiguous()
 
 
 def rounded(x):
@@ -127,19 +141,30 @@ def write_compressed_tensors(source, folder):
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
+def weight_of(decoded, linear):
+    """The weight of a linear, also of an expert in a stack."""
+    if linear + ".weight" in decoded:
+        return decoded[linear + ".weight"]
+    module, expert, part = linear.rsplit(".", 2)
+    if part == "down_proj":
+        return decoded[module + ".down_proj"][int(expert)].clone()
+    return decoded[module + ".gate_up_proj"][int(expert)].chunk(2)[part == "up_proj"].clone()
+
+
 def make_model(name, settings, seed):
     folder = OUT / name
     shutil.rmtree(folder, ignore_errors=True)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), attn_implementation="eager").eval()
     randomize(model, seed)
-    model.save_pretrained(folder, save_original_format=True)
+    model.save_pretrained(folder, save_original_format="stacks" not in name)
     (folder / "generation_config.json").unlink(missing_ok=True)
     tensors = load_file(folder / "model.safetensors")
     decoded, stored = {}, {}
     for key, tensor in tensors.items():
         if is_quantized(key):
-            codes, scales, values = quantized(tensor, torch.bfloat16 if name == "qwen3" else torch.float32)
-            stored |= {key: codes, key.removesuffix("weight") + "weight_scale_inv": scales}
+            codes, scales, values = quantized(tensor, torch.bfloat16 if name == "qwen3" else torch.float32,
+                                              BLOCKS.get(name, (BLOCK, BLOCK)))
+            stored |= {key: codes, scale_name(key): scales}
             decoded[key] = values
         else:
             stored[key] = decoded[key] = tensor
@@ -147,17 +172,18 @@ def make_model(name, settings, seed):
     ids = np.random.default_rng(seed).integers(0, settings["vocab_size"], (2, 48), dtype=np.int32)
     with torch.no_grad():
         logits, plain = logits_of(folder, torch.from_numpy(ids).long())
-    save_file({key + ".weight": decoded[key + ".weight"] for key in CHECKED[name]}, folder / "weights.safetensors")
+    save_file({key + ".weight": weight_of(decoded, key) for key in CHECKED[name]}, folder / "weights.safetensors")
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3",
-                                     "weight_block_size": [BLOCK, BLOCK]}
+                                     "weight_block_size": list(BLOCKS.get(name, (BLOCK, BLOCK)))}
     if name == "qwen3":
         config["quantization_config"]["modules_to_not_convert"] = ["lm_head", "model.layers.0.input_layernorm"]
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    if name == "qwen3":  # whose edges transformers reads: of less than one block
+    if name != "deepseek_v3":  # the edges of others transformers reads: of less than one block
         own = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
-        assert all(torch.equal(own[key], decoded[key]) for key in decoded), name
+        # Without a GPU it leaves out the scales of stacks.
+        assert all(torch.equal(own[key], decoded[key]) for key in decoded if "experts" not in key), name
     np.save(folder / "ids.npy", ids)
     np.save(folder / "logits.npy", logits.numpy())
     np.save(folder / "plain_logits.npy", plain.numpy())
@@ -166,7 +192,8 @@ def make_model(name, settings, seed):
 
 def main():
     for seed, (name, settings) in enumerate(MODELS.items()):
-        make_model(name, settings, seed)
+        if name in sys.argv[1:] or len(sys.argv) == 1:
+            make_model(name, settings, seed)
     folder = OUT / "qwen3_compressed_tensors"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

@@ -293,9 +293,33 @@ class Meanwhile(unittest.TestCase):
                 os.write(writer, str(error).encode())
             os._exit(0)
         os.waitpid(child, 0)
-        self.assertIn("spawn", os.read(reader, 1000).decode())
+        said = os.read(reader, 1000).decode()
+        self.assertIn("spawn", said)
+        self.assertIn("load no model before", said)
         os.close(reader)
         os.close(writer)
+
+    def test_a_refused_load_leaves_later_forks_alone(self):
+        # A process of its own, in which no test has loaded a model.
+        program = f"""
+import os
+import pare
+for path, error in (("/no/such/model", Exception), ({str(STORIES)!r}, ValueError)):
+    try:
+        pare.load(path, max_tokens=10**6)
+    except error:
+        continue
+    raise SystemExit("it is loaded")
+child = os.fork()
+if child == 0:
+    try:
+        len(pare.load({str(STORIES)!r}, num_threads=2).logits([1, 2])) == 2 and os._exit(7)
+    finally:
+        os._exit(1)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) - 7)
+"""
+        said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+        self.assertEqual((said.returncode, said.stderr), (0, ""))
 
 
 if __name__ == "__main__":

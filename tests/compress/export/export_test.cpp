@@ -5,10 +5,12 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "compress/walk/statistics_file.h"
 #include "runtime/containers/container_table.h"
 #include "runtime/files/gguf.h"
+#include "runtime/files/safetensors.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/json_text.h"
@@ -274,6 +276,86 @@ TEST_F(Export, CodesComeBackFromGguf) {
   }
 }
 
+// Writes a model of one block, of random weights, with a tokenizer, whose rows are two and four groups of 128.
+void write_wide_model(const fs::path& folder) {
+  const fs::path stories = fs::path(kSourceFolder) / "calibration_data/stories260k";
+  fs::create_directories(folder);
+  for (const char* const file : {"tokenizer.json", "tokenizer_config.json"})
+    fs::copy_file(stories / file, folder / file);
+  constexpr int64_t kWidth = 256, kInner = 512, kTokens = 512;
+  Json config = Json::parse(read_text_file(stories / "config.json"));
+  config.update({{"hidden_size", kWidth},
+                 {"intermediate_size", kInner},
+                 {"num_hidden_layers", 1},
+                 {"num_attention_heads", 8},
+                 {"num_key_value_heads", 8},
+                 {"head_dim", 32}});
+  write_text(folder / "config.json", config.dump());
+  std::map<std::string, std::vector<int64_t>> shapes = {{"model.embed_tokens.weight", {kTokens, kWidth}},
+                                                        {"model.norm.weight", {kWidth}}};
+  const std::string block = "model.layers.0.";
+  for (const char* const norm : {"input_layernorm", "post_attention_layernorm"})
+    shapes[block + norm + ".weight"] = {kWidth};
+  for (const char* const linear : {"q", "k", "v", "o"}) {
+    shapes[block + "self_attn." + linear + "_proj.weight"] = {kWidth, kWidth};
+  }
+  for (const char* const linear : {"gate", "up"}) shapes[block + "mlp." + linear + "_proj.weight"] = {kInner, kWidth};
+  shapes[block + "mlp.down_proj.weight"] = {kWidth, kInner};
+  std::mt19937 generator(11);
+  std::map<std::string, std::vector<float>> values;
+  std::vector<NamedTensor> tensors;
+  for (const auto& [name, shape] : shapes) {
+    std::vector<float>& made = values[name];
+    made.resize(static_cast<size_t>(shape.size() == 1 ? shape[0] : shape[0] * shape[1]));
+    const bool is_norm = shape.size() == 1;
+    for (float& value : made) value = is_norm ? 1.0f : (static_cast<float>(generator() % 2001) - 1000.0f) * 1e-4f;
+    tensors.push_back({name, DType::F32, shape, std::as_bytes(std::span(made))});
+  }
+  write_safetensors(folder / "model.safetensors", std::move(tensors));
+}
+
+// What GPTQ made of calibration's data, through all formats of 4 bits: from each to the next, and through GGUF back to
+// each. Scales are bfloat16 numbers of at least 2^-14 here, which float16 holds exactly; smaller ones it would round,
+// and --lossless refuse.
+TEST_F(Export, CodesOfGptqAreTheSameInEveryFormat) {
+  write_wide_model(at("wide"));
+  const std::string text = (fs::path(kSourceFolder) / "calibration_data/stories.txt").string();
+  const auto expect_same = [&](const std::string& first, const std::string& other) {
+    const Checkpoint source = Checkpoint::open(at(first)), written = Checkpoint::open(at(other));
+    int64_t num_compared = 0;
+    for (const LinearDescription& linear : stored_linears(source)) {
+      if (!source.stored_scheme(linear)) continue;
+      const LinearWeights before = source.linear(linear), after = written.linear(linear);
+      EXPECT_EQ(codes(after).codes_OI, codes(before).codes_OI) << linear.name;
+      EXPECT_EQ(codes(after).scales_OG, codes(before).scales_OG) << linear.name;
+      EXPECT_EQ(codes(after).group_size, codes(before).group_size) << linear.name;
+      for (const float scale : codes(before).scales_OG) ASSERT_GE(scale, 0x1p-14f) << linear.name;
+      ++num_compared;
+    }
+    EXPECT_EQ(num_compared, 7) << other;
+  };
+  for (const char* const group_size : {"32", "64", "128"}) {
+    SCOPED_TRACE(group_size);
+    const std::string first = std::string("gptq-") + group_size;
+    make(at("wide").string(), first,
+         "calibration: {text: " + text +
+             ", samples: 4, tokens: 64}\npasses:\n  - gptq: {bits: 4, group_size: " + std::string(group_size) + "}\n");
+    std::string from = first;
+    for (const char* const format : {"gptq", "gptq-v2", "awq-gemm", "compressed-tensors"}) {
+      const std::string to = from + "-" + format;
+      EXPECT_EQ(count(export_to(from, to, format, "--lossless"), "codes and scales unchanged"), 7);
+      expect_same(first, to);
+      from = to;
+    }
+    ASSERT_EQ(exported(from, first + ".gguf", "gguf", "--lossless").status, 0);
+    for (const char* const format : {"compressed-tensors", "gptq", "gptq-v2", "awq-gemm"}) {
+      const std::string back = first + "-back-" + format;
+      EXPECT_EQ(count(export_to(first + ".gguf", back, format, "--lossless"), "codes and scales unchanged"), 7);
+      expect_same(first, back);
+    }
+  }
+}
+
 // Blocks that were rounded to least squares have scales of both signs. Every weight has the value that the file's own
 // blocks are decoded to.
 TEST_F(Export, BlocksOfEveryTypePassOrAreDecoded) {
@@ -292,6 +374,28 @@ TEST_F(Export, BlocksOfEveryTypePassOrAreDecoded) {
   }
   ASSERT_EQ(run_pare({"export", model, at("f16.gguf").string(), "--format", "f16"}).status, 0);
   refused("f16.gguf", "gptq", {"'f16.gguf'", "Q4_0", "--format dense", "container: gptq"});
+  // Experts of gpt-oss are codes in its files, and numbers to whoever reads them.
+  const std::string stacks = family("gpt_oss_moe_mxfp4_bf16").string();
+  ASSERT_EQ(run_pare({"export", stacks, at("stacks.gguf").string(), "--format", "bf16"}).status, 0);
+  for (const std::string& model : {std::string("stacks.gguf"), stacks}) {
+    refused(model, "gptq", {fs::path(model).filename().string(), "experts in stacks", "--format dense"});
+  }
+}
+
+// Codes of 5, 6 and 7 bits have 8 in formats that hold no others.
+TEST_F(Export, WidthsBetweenThoseOfFormatsAreWidened) {
+  const fs::path source = fs::path(kSourceFolder) / "tests/golden/auto_round/v2_w6";
+  const Checkpoint before = Checkpoint::open(source);
+  for (const char* const format : {"compressed-tensors", "gptq-v2"}) {
+    const std::string to = std::string("w6-") + format;
+    EXPECT_EQ(count(export_to(source.string(), to, format, "--lossless"), "codes and scales unchanged"), 7);
+    const Checkpoint written = Checkpoint::open(at(to));
+    for (const LinearDescription& linear : stored_linears(before)) {
+      EXPECT_EQ(weight(written, linear), weight(before, linear)) << linear.name;
+      const std::optional<PackScheme> scheme = written.stored_scheme(linear);
+      EXPECT_EQ(scheme ? scheme->bits : 0, before.stored_scheme(linear) ? 8 : 0) << linear.name;
+    }
+  }
 }
 
 // fp8 with scales of blocks: compressed-tensors holds them; other formats get what they stand for.

@@ -34,6 +34,9 @@ std::string file_text(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+// A run writes nothing outside of its result: eval alone does this.
+constexpr const char* kOfEvalAlone = "perplexity.store";
+
 // The passes of the program, without those that extension_test.cpp adds.
 std::vector<const PassRow*> own_passes() {
   std::vector<const PassRow*> rows(pass_rows().begin(), pass_rows().end());
@@ -111,7 +114,9 @@ std::vector<std::pair<std::string, std::vector<std::pair<std::string, std::strin
     lists.push_back({"### " + std::string(row->key), meanings_of(fields_of(*options))});
   }
   lists.push_back({"### layers", meanings_of(fields_of(layers))});
-  add_maps(meanings_of(fields_of(evaluation)), "### ");
+  auto of_evaluations = meanings_of(fields_of(evaluation));
+  std::erase_if(of_evaluations, [](const auto& item) { return item.first == kOfEvalAlone; });
+  add_maps(of_evaluations, "### ");
   return lists;
 }
 
@@ -328,10 +333,6 @@ void try_map(const Json& schema, const std::string& place, const Json& base,
   expect_refused(recipe_of(with(base, place, "no_such_key", 1)), place + ".no_such_key");
   for (const auto& [option, value_schema] : schema.at("properties").items()) {
     const std::string name = place + "." + option;
-    if (name == "perplexity.store") {  // a run writes nothing outside of its result: eval alone does this
-      expect_refused(recipe_of(with(base, place, option, "a")), "outside");
-      continue;
-    }
     const auto recipe_with = [&, option = option](const Json& value) {
       return recipe_of(with(base, place, option, value));
     };
@@ -463,6 +464,15 @@ TEST_F(RangesOfTheSchema, AreThoseOfEveryEvaluation) {
                   {"evaluate", Json::array({Json{{name, map}}})}};
     });
   }
+}
+
+TEST(RecipeSchema, LeavesOutWhatEvalAloneDoes) {
+  const Json schema = own_schema();
+  EXPECT_FALSE(schema["properties"]["evaluate"]["items"]["properties"]["perplexity"]["properties"].contains("store"));
+  const Json evaluation = {{"perplexity", {{"text", "t"}, {"store", "a"}}}};
+  const Json recipe = {{"passes", Json::array({Json{{"rtn", Json::object()}}})},
+                       {"evaluate", Json::array({evaluation})}};
+  expect_error<std::invalid_argument>([&] { parse_recipe(recipe.dump(), "r.yaml"); }, {"outside", "pare eval"});
 }
 
 }  // namespace

@@ -268,6 +268,27 @@ TEST(Model, IsWholeAfterACallbackThrew) {
   EXPECT_EQ(model.generate_ids(prompt, {.max_new_tokens = 6}), expected);
 }
 
+// The prompt alone is longer than what passes between two checks.
+TEST(Model, AStopCheckEndsPromptsAndTheModelWorksOn) {
+  Model model = Model::load(kStories, {.num_threads = 2});
+  const std::vector<int32_t> prompt(300, 7);
+  const std::vector<int32_t> expected = model.generate_ids(prompt, {.max_new_tokens = 4});
+  int num_outer = 0;
+  const StopCheck outer([&] { ++num_outer; });
+  {
+    int num_calls = 0;
+    const StopCheck check([&] {
+      if (++num_calls == 3) throw std::domain_error("enough");
+    });
+    EXPECT_THROW(model.generate_ids(prompt, {.max_new_tokens = 4}, [](int32_t) { ADD_FAILURE() << "a token"; }),
+                 std::domain_error);
+    EXPECT_EQ(num_calls, 3);
+    EXPECT_EQ(num_outer, 0);
+  }
+  EXPECT_EQ(model.generate_ids(prompt, {.max_new_tokens = 4}), expected);
+  EXPECT_GT(num_outer, 3);
+}
+
 TEST(Model, ChecksFilesWhereAsked) {
   const TemporaryFolder folder;
   copy_family("llama_gqa_untied", folder.path() / "m", nlohmann::json::object());

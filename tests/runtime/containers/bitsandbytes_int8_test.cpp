@@ -124,6 +124,12 @@ TEST_P(BitsAndBytesGolden, ReadingRefusesWhatDoesNotFit) {
   parts_["weight_format"] = file_.tensors().at(GetParam() + ".weight_format");
   parts_["SCB"].data = std::span(ones).first(parts_["SCB"].data.size());
   expect_error<std::runtime_error>([&] { unpack(); }, {"'m'", "scale", "not finite"});
+  // An absmax is a magnitude, though integers of other files may have negative scales.
+  std::vector<float> absmax_O(static_cast<size_t>(num_out()), 2.0f);
+  absmax_O.back() = -2.0f;
+  parts_["SCB"].data = std::as_bytes(std::span(absmax_O));
+  expect_error<std::runtime_error>([&] { unpack(); },
+                                   {"m.SCB", "at least 0", "-2", "row " + std::to_string(num_out() - 1), "damaged"});
 }
 
 INSTANTIATE_TEST_SUITE_P(All, BitsAndBytesGolden, testing::Values("square", "wide"),
@@ -177,6 +183,7 @@ TEST(BitsAndBytesInt8, WritingRefusesWhatTheContainerCannotHold) {
     expect_error<std::invalid_argument>([&] { pack_bitsandbytes_int8(weight, "m"); }, parts);
   };
   refused(weight_with_scales({1.0f, hole}), {"'m'", "row 1", "127", "int-quantized"});
+  refused(weight_with_scales({1.0f, 0.5f, -1.0f}), {"'m'", "row 2", "negative", "int-quantized"});
   QuantizedWeight weight = weight_with_scales({1.0f});
   weight.symmetric = false;
   weight.zeros_OG = {3};

@@ -197,8 +197,108 @@ TEST_P(Fp8Golden, LogitsAreThoseOfTransformersWithInputsRounded) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Fp8Golden, testing::Values("qwen3", "deepseek_v3", "qwen3_compressed_tensors"),
+INSTANTIATE_TEST_SUITE_P(Models, Fp8Golden,
+                         testing::Values("qwen3", "deepseek_v3", "qwen3_compressed_tensors", "qwen3_moe_stacks"),
                          [](const auto& test) { return test.param; });
+
+// --- stacks of experts ---
+
+// The model in the file with stacks, with its experts in those of the caller.
+class Fp8Stacks : public testing::Test {
+ protected:
+  static constexpr int64_t kExperts = 3, kInner = 64, kWidth = 128;
+  const std::string stack_ = "model.layers.0.mlp.experts.gate_up_proj";
+
+  // Leaves out the stack's own scales and takes these tensors.
+  Checkpoint opened(const Json& quantization, const std::vector<NamedTensor>& tensors) {
+    const fs::path source = golden("qwen3_moe_stacks");
+    const SafetensorsFile file = SafetensorsFile::open(source / "model.safetensors");
+    std::vector<NamedTensor> all = tensors;
+    for (const auto& [name, view] : file.tensors()) {
+      const bool is_linear = view.dtype == DType::F8_E4M3 || name.ends_with("_scale_inv");
+      if (!is_linear) all.push_back({name, view.dtype, view.shape, view.data});
+    }
+    write_safetensors(folder_.path() / "model.safetensors", all);
+    Json config = Json::parse(read_text_file(source / "config.json"));
+    config["quantization_config"].update(quantization);
+    write_file_atomically(folder_.path() / "config.json", config.dump());
+    return Checkpoint::open(folder_.path());
+  }
+  TemporaryFolder folder_;
+};
+
+// Every linear has one scale, and gates and ups of an expert one each or one together.
+TEST_F(Fp8Stacks, OfOneScaleForAWeightAreRead) {
+  std::map<std::string, std::vector<uint8_t>> codes;
+  const auto codes_of = [&](const std::string& name, size_t size) {
+    std::vector<uint8_t>& made = codes[name];
+    made.clear();
+    for (size_t i = 0; i < size; ++i) made.push_back(static_cast<uint8_t>((i * 11 + name.size()) % 120));
+    return std::as_bytes(std::span(made));
+  };
+  const float one = 0.5f;
+  const std::vector<float> downs = {1.0f, 2.0f, 3.0f}, ranges = {0.25f, 0.5f, 0.75f};
+  std::vector<float> scales = {1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f};
+  for (const int64_t num_scales : {2, 1}) {
+    std::vector<NamedTensor> tensors;
+    for (const auto& [name, num_out] : std::map<std::string, int64_t>{{"q", 128}, {"k", 64}, {"v", 64}, {"o", 128}}) {
+      const std::string linear = "model.layers.0.self_attn." + name + "_proj.";
+      tensors.push_back({linear + "weight", DType::F8_E4M3, {num_out, kWidth}, codes_of(linear, num_out * kWidth)});
+      tensors.push_back({linear + "weight_scale_inv", DType::F32, {}, std::as_bytes(std::span(&one, 1))});
+      tensors.push_back({linear + "activation_scale", DType::F32, {}, std::as_bytes(std::span(&one, 1))});
+    }
+    const std::string down = "model.layers.0.mlp.experts.down_proj";
+    const auto used = std::span<const float>(scales).first(static_cast<size_t>(kExperts * num_scales));
+    tensors.push_back(
+        {stack_, DType::F8_E4M3, {kExperts, 2 * kInner, kWidth}, codes_of(stack_, kExperts * 2 * kInner * kWidth)});
+    tensors.push_back({stack_ + "_scale_inv", DType::F32, {kExperts, num_scales, 1}, std::as_bytes(used)});
+    tensors.push_back({stack_ + "_activation_scale", DType::F32, {kExperts}, std::as_bytes(std::span(ranges))});
+    tensors.push_back({down, DType::F8_E4M3, {kExperts, kWidth, kInner}, codes_of(down, kExperts * kWidth * kInner)});
+    tensors.push_back({down + "_scale_inv", DType::F32, {kExperts, 1, 1}, std::as_bytes(std::span(downs))});
+    tensors.push_back({down + "_activation_scale", DType::F32, {kExperts}, std::as_bytes(std::span(ranges))});
+    const Checkpoint checkpoint = opened({{"weight_block_size", nullptr}, {"activation_scheme", "static"}}, tensors);
+    checkpoint.check_values();
+    const BlockDescription& block = checkpoint.description().blocks.front();
+    for (size_t e = 0; e < static_cast<size_t>(kExperts); ++e) {
+      const FeedForwardDescription& expert = block.experts[e];
+      const auto expect = [&](const LinearDescription& linear, const std::string& name, size_t first, float scale) {
+        const LinearWeights read = checkpoint.linear(linear);
+        EXPECT_EQ(read.input.scale, ranges[e]) << linear.name;
+        const std::vector<float> values = dequantize(std::get<QuantizedWeight>(read.weight));
+        for (size_t i = 0; i < values.size(); ++i) {
+          ASSERT_EQ(values[i], fp8_to_float(codes.at(name)[first + i]) * scale) << linear.name << " " << i;
+        }
+      };
+      const size_t size = kInner * kWidth;
+      const float up_scale = num_scales == 2 ? scales[2 * e + 1] : scales[e];
+      expect(expert.gate, stack_, 2 * e * size, num_scales == 2 ? scales[2 * e] : scales[e]);
+      expect(expert.up, stack_, (2 * e + 1) * size, up_scale);
+      expect(expert.down, down, e * size, downs[e]);
+    }
+  }
+}
+
+TEST_F(Fp8Stacks, WhatDoesNotFitIsRefusedWithTheStacksName) {
+  const std::vector<uint8_t> codes(kExperts * 2 * kInner * kWidth);
+  const std::vector<float> scales(kExperts * 4, 1.0f);
+  const auto refused = [&](const Json& block, const std::vector<int64_t>& shape, std::vector<int64_t> scale_shape,
+                           std::initializer_list<std::string> parts) {
+    int64_t num_scales = 1;
+    for (const int64_t size : scale_shape) num_scales *= size;
+    std::vector<NamedTensor> tensors = {
+        {stack_, DType::F8_E4M3, shape, std::as_bytes(std::span(codes))},
+        {stack_ + "_scale_inv", DType::F32, scale_shape,
+         std::as_bytes(std::span(scales)).first(static_cast<size_t>(num_scales) * sizeof(float))}};
+    if (num_scales == 0) tensors.pop_back();
+    expect_error<std::runtime_error>([&] { opened({{"weight_block_size", block}}, tensors); }, parts);
+  };
+  const std::vector<int64_t> shape = {kExperts, 2 * kInner, kWidth};
+  refused({64, 128}, shape, {kExperts, 3, 1}, {stack_ + "_scale_inv", "[3, 2, 1]", "[3, 3, 1]"});
+  refused({64, 128}, shape, {0}, {stack_ + "_scale_inv", "missing"});
+  refused({64, 128}, shape, {kExperts, 4, 1}, {stack_ + "_scale_inv", "[3, 2, 1]", "[3, 4, 1]"});
+  refused({48, 128}, shape, {kExperts, 3, 1}, {stack_, "whole blocks of 48 rows", "gate_proj", "64", "one by one"});
+  refused({64, 128}, {kExperts, kInner, 2 * kWidth}, {kExperts, 2, 1}, {stack_, "[3, 128, 128]", "[3, 64, 256]"});
+}
 
 // --- one scale for a weight ---
 
@@ -306,6 +406,14 @@ class DamagedFp8 : public testing::Test {
 
   TemporaryFolder folder_;
 };
+
+TEST_F(DamagedFp8, IsNoFileWhoseScalesArePowersOfTwo) {
+  const auto powers = [](OwnedTensor& t) {
+    t.dtype = DType::F8_E8M0;
+    t.data.assign(2, std::byte{120});
+  };
+  EXPECT_EQ(refusal("model.layers.1.mlp.experts.2.up_proj.weight_scale_inv", powers), "");
+}
 
 TEST_F(DamagedFp8, IsRefusedWithTheTensorsName) {
   const std::string module = "model.layers.1.mlp.experts.2.up_proj", scale = module + ".weight_scale_inv";

@@ -115,6 +115,10 @@ TEST(PareInt8, RefusesTensorsThatDoNotFit) {
   refused("m.weight_scale", [](TensorView& t) { t.dtype = DType::BF16; }, {"m.weight_scale", "F32"});
   refused("m.outlier_columns", [](TensorView& t) { t.shape = {0}; }, {"m.outlier_columns", "1 to 12"});
   refused("m.outlier_weight", [](TensorView& t) { t.dtype = DType::I8; }, {"m.outlier_weight", "BF16"});
+  std::vector<float> negative(kNumOut, 1.0f);
+  negative[3] = -0.25f;
+  refused("m.weight_scale", [&](TensorView& t) { t.data = std::as_bytes(std::span(negative)); },
+          {"m.weight_scale", "at least 0", "-0.25", "row 3", "damaged"});
   const std::vector<int32_t> unordered = {7, 0, 11};
   refused("m.outlier_columns", [&](TensorView& t) { t.data = std::as_bytes(std::span(unordered)); }, {"ascending"});
   const std::vector<float> infinite(kNumOut * 3, std::numeric_limits<float>::infinity());
@@ -138,6 +142,7 @@ TEST(PareInt8, RefusesLinearsThatItCannotHold) {
     expect_error<std::invalid_argument>([&] { pack_pare_int8(linear, scheme_of(linear), "m"); }, parts);
   };
   refused([](StoredLinear& l) { l.weight.scale_dtype = DType::BF16; }, {"'m'", "another weight"});
+  refused([](StoredLinear& l) { l.weight.scales_OG[1] = -1.0f; }, {"'m'", "negative", "compressed-tensors"});
   refused([](StoredLinear& l) { l.outlier_weight_OJ.pop_back(); }, {"expected 15", "14"});
   refused([](StoredLinear& l) { l.input = {.type = InputType::int8}; }, {"without an outlier rule"});
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/export/gguf_matrix.h"
+#include "runtime/format/stored_widths.h"
 
 namespace pare {
 using namespace runtime;
@@ -69,6 +70,27 @@ TEST(GgufCodes, SymmetricCodesPassBitByBit) {
   }
   EXPECT_FALSE(holds(random_codes(8, true, 32, 10), GgufType::Q5_0));
   EXPECT_FALSE(is_held_exactly(random_codes(4, true, 32, 12), GgufType::Q4_0));  // scales of 12 bits
+}
+
+// Codes that were read from 5 bits have 8, and no more values than before.
+TEST(GgufCodes, CodesOfFewBitsMayHaveMore) {
+  for (const bool is_symmetric : {true, false}) {
+    LinearWeights linear = random_codes(4, is_symmetric, 32, 10);
+    auto& weight = std::get<QuantizedWeight>(linear.weight);
+    const std::vector<float> expected = dequantize(weight);
+    widen_codes(weight, 8);
+    ASSERT_EQ(weight.bits, 8);
+    EXPECT_EQ(dequantize(weight), expected);
+    for (const GgufType type : is_symmetric ? std::vector{GgufType::Q4_0, GgufType::Q5_0}
+                                            : std::vector{GgufType::Q4_1, GgufType::Q5_1, GgufType::Q5_0}) {
+      ASSERT_TRUE(holds(linear, type));
+      if (is_symmetric) {
+        EXPECT_EQ(decoded(linear, type), expected);
+      }
+    }
+    weight.codes_OI[5] = 200;
+    EXPECT_FALSE(holds(linear, is_symmetric ? GgufType::Q5_0 : GgufType::Q5_1));
+  }
 }
 
 // A block of the wider type holds code - zero: with 4 bits from -15 to 15.

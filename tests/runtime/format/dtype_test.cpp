@@ -194,7 +194,7 @@ TEST(DType, DoublesAreRoundedToFloat) {
 
 TEST(DType, NamesAndSizesAgree) {
   for (DType dtype : {DType::F32, DType::F16, DType::BF16, DType::F64, DType::I8, DType::U8, DType::I16, DType::I32,
-                      DType::I64, DType::BOOL}) {
+                      DType::U32, DType::I64, DType::BOOL, DType::F8_E4M3, DType::F8_E8M0}) {
     EXPECT_EQ(parse_dtype(dtype_name(dtype)), dtype);
   }
   EXPECT_EQ(dtype_size_bytes(DType::BF16), 2u);
