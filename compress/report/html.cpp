@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "compress/report/plot.h"
 #include "quant/pictures/picture_text.h"
+#include "quant/pictures/plot.h"
 #include "runtime/system/visible_text.h"
 
 namespace pare::compress {
@@ -98,8 +98,8 @@ std::string html_page(const std::string& title, const std::string& body) {
          "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
          "script-src 'unsafe-inline'\">\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
          "<meta name=\"color-scheme\" content=\"light dark\">\n<title>" +
-         html_text(title) + "</title>\n<style>\n" + plot_style() + kStyle + "</style>\n</head>\n<body>\n" + body +
-         "<script>\n" + kScript + "</script>\n</body>\n</html>\n";
+         html_text(title) + "</title>\n<style>\n" + quant::plot_style() + kStyle + "</style>\n</head>\n<body>\n" +
+         body + "<script>\n" + kScript + "</script>\n</body>\n</html>\n";
 }
 
 }  // namespace pare::compress

@@ -11,9 +11,11 @@
 #include <vector>
 
 #include "compress/report/html.h"
-#include "compress/report/plot.h"
 #include "compress/report/stored_as.h"
+#include "compress/train/training_picture.h"
+#include "quant/pictures/budget_picture.h"
 #include "quant/pictures/picture_text.h"
+#include "quant/pictures/plot.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/progress.h"
@@ -104,7 +106,7 @@ std::string kl_histogram(const Json& result, const std::string& id) {
   const auto edges = result["kl_histogram"].at("edges").get<std::vector<double>>();
   const auto counts = result["kl_histogram"].at("counts").get<std::vector<double>>();
   if (edges.size() < 2 || counts.size() != edges.size() + 1) return {};
-  PlotSeries bars{"tokens", PlotMark::bars, {}, {}};
+  quant::PlotSeries bars{"tokens", quant::PlotMark::bars, {}, {}};
   const double step = edges[1] / edges[0];
   for (size_t i = 0; i < counts.size(); ++i) {
     const double low = i == 0 ? edges[0] / step : edges[i - 1],
@@ -117,12 +119,12 @@ std::string kl_histogram(const Json& result, const std::string& id) {
                               ? "of at least " + quant::short_digits(low, 3)
                               : "from " + quant::short_digits(low, 3) + " to " + quant::short_digits(high, 3)));
   }
-  return plot_figure({.id = id,
-                      .title = "How far each token's prediction is from the original's",
-                      .description = "A histogram of the KL divergence of tokens, on a logarithmic axis.",
-                      .x = {"KL divergence of a token (nats)", true},
-                      .y = {"tokens"},
-                      .series = {bars}});
+  return quant::plot_figure({.id = id,
+                             .title = "How far each token's prediction is from the original's",
+                             .description = "A histogram of the KL divergence of tokens, on a logarithmic axis.",
+                             .x = {"KL divergence of a token (nats)", true},
+                             .y = {"tokens"},
+                             .series = {bars}});
 }
 
 std::string evaluations(const Json& report, const Json& manifest) {
@@ -166,26 +168,28 @@ struct LayerFigure {
 };
 
 std::string layer_plot(const Json& manifest, const LayerFigure& figure) {
-  std::vector<PlotSeries> series;
+  std::vector<quant::PlotSeries> series;
   for (const Json& layer : manifest.at("layers")) {
     const std::string name = text(layer, "name");
     const auto value = number(layer, figure.key);
     const auto block = block_of(name);
     if (!value || !block) continue;
     const std::string kind = name.substr(name.rfind('.') + 1);
-    auto found = std::ranges::find(series, kind, &PlotSeries::label);
-    if (found == series.end()) found = series.insert(series.end(), PlotSeries{kind, PlotMark::dots, {}, {}});
+    auto found = std::ranges::find(series, kind, &quant::PlotSeries::label);
+    if (found == series.end())
+      found = series.insert(series.end(), quant::PlotSeries{kind, quant::PlotMark::dots, {}, {}});
     found->x.push_back(*block);
     found->y.push_back(*value);
     found->names.push_back(name + ": " + quant::short_digits(*value, 4));
   }
   if (series.empty()) return {};
-  return plot_figure({.id = figure.id,
-                      .title = figure.title,
-                      .description = "A dot for each layer, from the first block to the last, on a logarithmic axis.",
-                      .x = {"block"},
-                      .y = {figure.axis, true},
-                      .series = series});
+  return quant::plot_figure(
+      {.id = figure.id,
+       .title = figure.title,
+       .description = "A dot for each layer, from the first block to the last, on a logarithmic axis.",
+       .x = {.label = "block", .is_whole = true},
+       .y = {figure.axis, true},
+       .series = series});
 }
 
 std::string layers(const Json& report, const Json& manifest) {
@@ -224,46 +228,18 @@ std::string layers(const Json& report, const Json& manifest) {
 // --- training, survey, budget ---
 
 std::string training_of(const Json& training, const std::string& id) {
-  const Json& curve = training.at("curve");
-  PlotSeries loss{"trained loss", PlotMark::line, {}, {}}, held_out{"held-out windows", PlotMark::line, {}, {}};
-  PlotSeries perplexity{"perplexity", PlotMark::line, {}, {}};
-  double kept = -1.0;
-  for (const Json& point : curve) {
-    const double tokens = number(point, "tokens").value_or(0.0);
-    const auto add = [&](PlotSeries& series, const char* key) {
-      const auto value = number(point, key);
-      if (!value) return;
-      series.x.push_back(tokens);
-      series.y.push_back(*value);
-    };
-    add(loss, "loss");
-    add(held_out, point.contains("validation_loss") ? "validation_loss" : "validation_kl");
-    add(perplexity, "validation_perplexity");
-    if (number(point, "step") == number(training, "kept_step")) kept = tokens;
+  std::vector<TrainingPoint> curve;
+  for (const Json& point : training.at("curve")) {
+    curve.push_back({.step = point.at("step").get<int64_t>(),
+                     .num_tokens = point.at("tokens").get<int64_t>(),
+                     .loss = number(point, "loss"),
+                     .validation_perplexity = point.at("validation_perplexity").get<double>(),
+                     .validation_loss = number(point, "validation_loss"),
+                     .validation_kl = number(point, "validation_kl")});
   }
-  std::vector<PlotSeries> losses;
-  for (PlotSeries& series : {std::ref(loss), std::ref(held_out)}) {
-    if (!series.x.empty()) losses.push_back(series);
-  }
-  const std::string mark = "kept: step " + quant::fixed_digits(number(training, "kept_step").value_or(0.0), 0);
-  std::string html =
-      plot_figure({.id = id + "-perplexity",
-                   .title = "Perplexity of held-out windows during the training",
-                   .description = "A line over the tokens trained on; a dashed line marks what was kept.",
-                   .x = {"tokens trained on"},
-                   .y = {"perplexity", true},
-                   .series = {perplexity},
-                   .mark_x = kept,
-                   .mark_label = mark});
-  if (!losses.empty()) {
-    html += plot_figure({.id = id + "-loss",
-                         .title = "Loss during the training",
-                         .description = "Lines over the tokens trained on; a dashed line marks what was kept.",
-                         .x = {"tokens trained on"},
-                         .y = {"nats per token"},
-                         .series = losses,
-                         .mark_x = kept,
-                         .mark_label = mark});
+  std::string html;
+  for (const quant::Plot& plot : training_plots(curve, training.at("kept_step").get<int64_t>(), id)) {
+    html += quant::plot_figure(plot);
   }
   return html;
 }
@@ -303,28 +279,22 @@ std::string budget(const Json& report) {
   const Json& budget = report["budget"];
   std::string html;
   if (budget.contains("curve")) {
-    PlotSeries curve{"best choices", PlotMark::line, {}, {}}, uniform{"one scheme for all", PlotMark::dots, {}, {}};
-    const double weights = std::max(number(budget, "weights").value_or(1.0), 1.0);
-    const auto add = [&](const Json& point, PlotSeries& series) {
-      series.x.push_back(8.0 * number(point, "size_bytes").value_or(0.0) / weights);
-      series.y.push_back(number(point, "predicted_loss").value_or(0.0));
+    const auto mark = [](const Json& point, const std::string& label) {
+      return quant::PictureMark{label, point.at("size_bytes").get<int64_t>(), point.at("predicted_loss").get<double>()};
     };
-    for (const Json& point : budget["curve"]) add(point, curve);
-    if (budget.contains("uniform")) {
-      for (const Json& point : budget["uniform"]) {
-        add(point, uniform);
-        uniform.names.push_back(text(point, "scheme"));
-      }
+    quant::BudgetPicture picture{.title = "Predicted loss against size",
+                                 .loss_label = "predicted loss (nats per token)",
+                                 .num_weights = budget.at("weights").get<int64_t>(),
+                                 .curve = {},
+                                 .chosen = mark(budget, "chosen"),
+                                 .marks = {}};
+    for (const Json& point : budget["curve"]) {
+      picture.curve.push_back({point.at("size_bytes").get<int64_t>(), point.at("predicted_loss").get<double>()});
     }
-    PlotSeries chosen{"chosen", PlotMark::dots, {}, {}, {}, {"chosen"}};
-    add(budget, chosen);
-    html += plot_figure({.id = "budget-curve",
-                         .title = "Predicted loss against size",
-                         .description = "The best choices of bits for each size, the chosen one, and uniform ones.",
-                         .x = {"bits per weight, scales included"},
-                         .y = {"predicted loss (nats per token)", true},
-                         .series = {curve, uniform, chosen},
-                         .names_points = true});
+    if (budget.contains("uniform")) {
+      for (const Json& point : budget["uniform"]) picture.marks.push_back(mark(point, text(point, "scheme")));
+    }
+    html += quant::plot_figure(quant::budget_plot(picture));
   }
   HtmlTable table{"What the budget gave each group", {"group", "bits", "group size", "size", "predicted loss"}, {}};
   for (const Json& group : budget.at("groups")) {
@@ -367,8 +337,7 @@ std::string times(const Json& report) {
   for_each_result(report, [&](const Json& result) {
     const auto rate = number(result, "tokens_per_second");
     if (!rate) return;
-    html += "<p>An evaluation took " + runtime::format_number(*rate, 1) +
-            " tokens per second. <code>pare bench</code> measures speed beside what the machine can do.</p>\n";
+    html += "<p>An evaluation took " + runtime::format_number(*rate, 1) + " tokens per second. <code>pare bench</code> measures speed beside what the machine can do.</p>\n";
   });
   return html;
 }

@@ -10,8 +10,8 @@
 
 #include "compress/report/html.h"
 #include "compress/report/markdown_text.h"
-#include "compress/report/plot.h"
 #include "compress/report/stored_as.h"
+#include "quant/pictures/plot.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
@@ -122,11 +122,13 @@ std::string with_error(const Value& value, const Value& error, int num_decimals)
 }
 
 // Quality against a figure of the runs; `best` are joined by a line.
-Plot plot_of(const std::vector<RunFigures>& runs, const std::string& data,
-             const std::function<Value(const RunFigures&)>& across, const std::vector<size_t>& best, Plot plot) {
+quant::Plot plot_of(const std::vector<RunFigures>& runs, const std::string& data,
+                    const std::function<Value(const RunFigures&)>& across, const std::vector<size_t>& best,
+                    quant::Plot plot) {
   const bool by_kl = all_have_kl(runs, data);
   const auto up = [&](const RunFigures& run) { return by_kl ? run.kl : run.perplexity; };
-  PlotSeries dots{"results", PlotMark::dots, {}, {}}, front{"none is as small and better", PlotMark::line, {}, {}};
+  quant::PlotSeries dots{"results", quant::PlotMark::dots, {}, {}},
+      front{"none is as small and better", quant::PlotMark::line, {}, {}};
   for (const RunFigures& run : runs) {
     const Value x = across(run), y = up(run);
     if (run.data != data || !x || !y) continue;
@@ -151,20 +153,20 @@ std::string pictures(const std::vector<RunFigures>& runs, const std::string& dat
   const auto size = [](const RunFigures& run) { return Value(run.bytes / 1e6); };
   const auto speed = [](const RunFigures& run) { return run.tokens_per_second; };
   return "<p>The pictures show what was measured as: " + html_text(data) + ".</p>\n" +
-         plot_figure(plot_of(runs, data, size, best_runs(runs, data),
-                             {.id = "size",
-                              .title = "Quality against size",
-                              .description = "A dot for each result. To the left and below is better.",
-                              .x = {"weight files (MB)"},
-                              .y = {},
-                              .series = {}})) +
-         plot_figure(plot_of(runs, data, speed, {},
-                             {.id = "speed",
-                              .title = "Quality against the speed of the evaluation, both models together",
-                              .description = "A dot for each result. To the right and below is better.",
-                              .x = {"tokens per second, on each run's own machine"},
-                              .y = {},
-                              .series = {}}));
+         quant::plot_figure(plot_of(runs, data, size, best_runs(runs, data),
+                                    {.id = "size",
+                                     .title = "Quality against size",
+                                     .description = "A dot for each result. To the left and below is better.",
+                                     .x = {"weight files (MB)"},
+                                     .y = {},
+                                     .series = {}})) +
+         quant::plot_figure(plot_of(runs, data, speed, {},
+                                    {.id = "speed",
+                                     .title = "Quality against the speed of the evaluation, both models together",
+                                     .description = "A dot for each result. To the right and below is better.",
+                                     .x = {"tokens per second, on each run's own machine"},
+                                     .y = {},
+                                     .series = {}}));
 }
 
 HtmlTable table_of(const std::vector<RunFigures>& runs) {

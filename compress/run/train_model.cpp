@@ -456,9 +456,9 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, runt
     phase.training = training_json(state, distill, inputs.windows, /*speed=*/nullptr);
     phase.report.training = training_json(state, distill, inputs.windows, &speed);
     assemble_and_verify(artifact, phase);
-    return finish(
-        {{"training.csv", curve_csv(state.curve)}, {"training.svg", training_picture(state.curve, state.kept_step)}},
-        artifact, memory, phase);
+    const std::vector<quant::Plot> plots = training_plots(state.curve, state.kept_step, "training");
+    return finish({{"training.csv", curve_csv(state.curve)}, {"training.svg", quant::plot_document(plots)}}, artifact,
+                  memory, phase);
   });
 }
 

@@ -25,8 +25,6 @@ constexpr int64_t kLayerHeaderBytes = 3 * kHeaderBytes;
 // The bytes of the container's weight_shape. Layers that are left alone have none, but are charged with one. Otherwise
 // the sizes would have no larger common unit than 16 bytes, and the exact table over them would not fit.
 constexpr int64_t kShapeBytes = 16;
-// The points of the curve that are drawn beside the corners of its hull.
-constexpr size_t kDrawnPoints = 500;
 
 int64_t weight_bytes(const runtime::Checkpoint& checkpoint, const LayerPlan& layer) {
   return checkpoint.layout(layer.linear.name + ".weight").num_bytes();
@@ -306,16 +304,13 @@ std::string picture(const BitChoice& choice) {
   drawn.title = "Bits where they pay";
   drawn.loss_label = "predicted loss (nats per token)";
   drawn.num_weights = choice.num_weights;
-  const size_t step = std::max<size_t>(1, choice.curve.size() / kDrawnPoints);
-  for (size_t i = 0; i < choice.curve.size(); ++i) {
-    const quant::CurvePoint& point = choice.curve[i];
-    if (point.on_hull || i % step == 0 || i + 1 == choice.curve.size()) drawn.curve.push_back(point);
-  }
+  drawn.curve = choice.curve;
   char label[64];
   std::snprintf(label, sizeof(label), "chosen: %.2f bits", choice.bits_per_weight());
   drawn.chosen = {label, choice.size_bytes, choice.loss};
   drawn.marks = choice.marks;
-  return quant::budget_picture(drawn);
+  const quant::Plot plot = quant::budget_plot(drawn);
+  return quant::plot_document({&plot, 1});
 }
 
 }  // namespace pare::compress

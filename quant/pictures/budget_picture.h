@@ -1,4 +1,4 @@
-// Draws the trade-off of a bit budget, loss (logarithmic) against bits per weight, as plain SVG.
+// The trade-off of a bit budget as a picture: loss (logarithmic) against bits per weight.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "quant/bit_budget.h"
+#include "quant/pictures/plot.h"
 
 namespace pare::quant {
 
@@ -25,11 +26,10 @@ struct BudgetPicture {
   std::vector<PictureMark> marks;
 };
 
-// Returns an SVG document of 720 x 480. The curve is a line with dots at the corners of its hull. The chosen point is
-// filled and the marks are hollow, each with its label. A loss of 0 has no logarithm: such points and marks are left
-// out, and the text under the axis counts the marks. The same input gives the same bytes in every locale.
-// Throws std::invalid_argument for num_weights < 1, an empty curve, sizes or losses that are negative or not finite,
-// and where every loss is 0, so that there is nothing to draw.
-std::string budget_picture(const BudgetPicture& picture);
+// Returns the curve as a line, of which one point in a thousandth of its width is kept, and the chosen point and the
+// marks as dots with their labels. A loss of 0 has no logarithm: such points are left out, and the picture counts them.
+// Throws std::invalid_argument for num_weights < 1, an empty curve, and sizes or losses that are negative or not
+// finite.
+Plot budget_plot(const BudgetPicture& picture);
 
 }  // namespace pare::quant
