@@ -192,12 +192,39 @@ std::string layer_plot(const Json& manifest, const LayerFigure& figure) {
        .series = series});
 }
 
+// What all layers up to a block have changed together, as the evaluations that compare with the original measured it.
+std::string accumulated_errors(const Json& report) {
+  std::vector<quant::PlotSeries> series;
+  for_each_result(report, [&](const Json& result) {
+    if (!result.contains("block_errors")) return;
+    quant::PlotSeries line{text(result, "protocol_label"), quant::PlotMark::dots, {}, {}};
+    const Json& errors = result["block_errors"];
+    for (size_t block = 0; block < errors.size(); ++block) {
+      if (!errors[block].is_number()) continue;
+      line.x.push_back(static_cast<double>(block));
+      line.y.push_back(errors[block].get<double>());
+      line.names.push_back("behind block " + std::to_string(block) + ": " + quant::short_digits(line.y.back(), 4));
+    }
+    series.push_back(line);
+  });
+  if (series.empty()) return {};
+  return quant::plot_figure({.id = "accumulated",
+                             .title = "Error behind each block, of all layers up to there together",
+                             .description = "A dot for each block, from the first to the last, on a logarithmic axis.",
+                             .x = {.label = "block", .is_whole = true},
+                             .y = {"relative error of the hidden state", true},
+                             .series = series}) +
+         "<p>The error behind a block is |h - h0|² / |h0|²: h is the hidden state of this model, and h0 the "
+         "original's on the same tokens. The last 64th of each window's tokens is looked at.</p>\n";
+}
+
 std::string layers(const Json& report, const Json& manifest) {
   if (manifest.at("layers").empty()) return {};
   std::string html =
       layer_plot(manifest, {"errors", "Error of each layer's weights alone", "relative error", "relative_error"}) +
       layer_plot(manifest, {"outputs", "Error of outputs of layers with rounded inputs", "relative error of the output",
-                            "output_error"});
+                            "output_error"}) +
+      accumulated_errors(report);
   HtmlTable table{std::to_string(manifest["layers"].size()) + " layers",
                   {"layer", "shape", "pass", "stored as", "size", "bits per weight", "error", "measured by", "events"},
                   {}};
@@ -221,8 +248,7 @@ std::string layers(const Json& report, const Json& manifest) {
   }
   table.is_wide = true;
   return html + html_table(table) +
-         "<p>The error is that of the layer alone, relative to its own weights under the measure named. What errors of "
-         "earlier layers add to it was not measured layer by layer. The evaluations measure the whole model.</p>\n";
+         "<p>The error is that of the layer alone, relative to its own weights under the measure named.</p>\n";
 }
 
 // --- training, survey, budget ---

@@ -299,8 +299,8 @@ void ForwardPass::stage(ForwardArena& work, const Batch& batch) const {
 
 // The outer loop goes over blocks, the inner one over chunks. So the keys and values of one layer are enough for
 // windows that are thrown away.
-void ForwardPass::run_blocks(ForwardArena& work, std::span<KvLayer> caches,
-                             const std::function<void(double)>& progress) const {
+void ForwardPass::run_blocks(ForwardArena& work, std::span<KvLayer> caches, const std::function<void(double)>& progress,
+                             const ObservedRows* observed) const {
   backend.embed(*weights.embedding, work.batch.ids_R.first(work.batch.num_rows), description.embedding_scale,
                 work.hidden_RD.get());
   if (weights.positions) {
@@ -318,8 +318,33 @@ void ForwardPass::run_blocks(ForwardArena& work, std::span<KvLayer> caches,
       throw_if_interrupted();
       run_chunk(work, weights.blocks[layer], previous_norm, chunk, layer == 0, caches[layer]);
     }
+    if (observed != nullptr) observe(work, layer, *observed);
     if (progress) progress(static_cast<double>(layer + 1) / static_cast<double>(weights.blocks.size()));
   }
+}
+
+// The next block adds what this one has left in two terms. The sum is taken of a copy here.
+void ForwardPass::observe(const ForwardArena& work, size_t layer, const ObservedRows& observed) const {
+  const auto width = static_cast<size_t>(description.hidden_size);
+  int64_t num_rows = 0;
+  for (const ObservedRows::Range& range : observed.ranges) num_rows += range.count;
+  std::vector<float> states_RD(static_cast<size_t>(num_rows) * width);
+  const auto copied = [&](const Buffer<float>& all_RD) {
+    size_t end = 0;
+    for (const ObservedRows::Range& range : observed.ranges) {
+      const std::span part = std::span(states_RD).subspan(end, static_cast<size_t>(range.count) * width);
+      backend.download(all_RD.get() + range.first * description.hidden_size, part);
+      end += part.size();
+    }
+    Buffer<float> copy = backend.allocate(num_rows * description.hidden_size);
+    backend.upload<float>(states_RD, copy.get());
+    return copy;
+  };
+  const Buffer<float> hidden_RD = copied(work.hidden_RD), delta_RD = copied(work.delta_RD);
+  backend.add_norm(hidden_RD.get(), delta_RD.get(), pointer(weights.blocks[layer].post_feed_forward_norm), nullptr,
+                   num_rows, description.hidden_size, nullptr);
+  backend.download(hidden_RD.get(), std::span(states_RD));
+  observed.see(static_cast<int64_t>(layer), states_RD);
 }
 
 void ForwardPass::final_hidden(ForwardArena& work, int64_t first_row, int64_t num_rows, float* x_RD) const {

@@ -79,6 +79,16 @@ struct ForwardArena {
 // never depend on the available memory.
 inline constexpr int64_t kChunkRows = 1024;
 
+// Sees the residual stream of some rows of a batch behind every block.
+struct ObservedRows {
+  struct Range {
+    int64_t first = 0, count = 0;
+  };
+  std::vector<Range> ranges;  // rows of the batch, in ascending order
+  // Gets the block's index and the rows of all ranges, [R, D] in host memory that lasts until it returns.
+  std::function<void(int64_t block, std::span<const float> states_RD)> see;
+};
+
 // A decoder's description, its weights and the backend that holds them. It is neither copied nor moved, since other
 // objects refer to it.
 class ForwardPass {
@@ -106,14 +116,15 @@ class ForwardPass {
   void stage(ForwardArena& work, const Batch& batch) const;
   // Takes the rows of work.batch through all blocks. `caches` has one cache for each block. The last sum is not yet
   // taken: work.hidden_RD is left with the residual stream before it and work.delta_RD with its other term, both for
-  // final_hidden.
-  void run_blocks(ForwardArena& work, std::span<KvLayer> caches,
-                  const std::function<void(double)>& progress = {}) const;
+  // final_hidden. `observed` may be null.
+  void run_blocks(ForwardArena& work, std::span<KvLayer> caches, const std::function<void(double)>& progress = {},
+                  const ObservedRows* observed = nullptr) const;
   // Sums rows [first_row, first_row + num_rows) of what run_blocks left and applies the final norm: x [num_rows, D].
   void final_hidden(ForwardArena& work, int64_t first_row, int64_t num_rows, float* x_RD) const;
 
  private:
   int64_t chunk_end(const Batch& batch, int64_t first) const;
+  void observe(const ForwardArena& work, size_t layer, const ObservedRows& observed) const;
   void run_chunk(ForwardArena& work, const BlockWeights& block, const PackedNorm* previous_norm, const Chunk& chunk,
                  bool first_block, KvLayer& cache) const;
   // Makes q, k and v of the rows of work.x_RD, and attends with them. The result is prepared for the block's o.

@@ -163,14 +163,14 @@ std::vector<std::string> Transformer::kernel_names() const {
 }
 
 void Transformer::prefill_windows(std::span<const int32_t> ids_NT, int64_t num_windows, float* hidden_RD,
-                                  const std::function<void(double)>& progress) {
+                                  const std::function<void(double)>& progress, const BlockObserver* observer) {
   const auto num_ids = static_cast<int64_t>(ids_NT.size());
   if (num_windows <= 0 || num_ids == 0 || num_ids % num_windows != 0) {
     throw std::invalid_argument(std::to_string(num_ids) + " tokens are not " + std::to_string(num_windows) +
                                 " windows of equal length");
   }
   prefill_sequences(ids_NT, std::vector<int64_t>(static_cast<size_t>(num_windows), num_ids / num_windows), hidden_RD,
-                    progress);
+                    progress, observer);
 }
 
 namespace {
@@ -230,7 +230,7 @@ void Transformer::logits(const float* hidden_RD, int64_t num_rows, std::span<flo
 }
 
 void Transformer::prefill_sequences(std::span<const int32_t> ids_R, std::span<const int64_t> lengths, float* hidden_RD,
-                                    const std::function<void(double)>& progress) {
+                                    const std::function<void(double)>& progress, const BlockObserver* observer) {
   State& state = *state_;
   const bool is_empty = lengths.empty() || *std::min_element(lengths.begin(), lengths.end()) < 1;
   const int64_t num_rows = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
@@ -274,10 +274,19 @@ void Transformer::prefill_sequences(std::span<const int32_t> ids_R, std::span<co
     }
     const std::span batch_ids = ids_R.subspan(static_cast<size_t>(first_row), static_cast<size_t>(batch.num_rows));
     state.pass.stage(*state.arena, {batch_ids, sequences, state.pass.longest_decides() ? longest : batch_longest});
-    state.pass.run_blocks(*state.arena, caches, [&](double share) {
+    ObservedRows observed;
+    if (observer != nullptr) {
+      for (const Sequence& sequence : sequences) {
+        const int64_t count = std::min(observer->num_rows, sequence.num_rows);
+        observed.ranges.push_back({sequence.first_row + sequence.num_rows - count, count});
+      }
+      observed.see = observer->see;
+    }
+    const auto done = [&](double share) {
       const double rows = static_cast<double>(first_row) + share * static_cast<double>(batch.num_rows);
       if (progress) progress(rows / static_cast<double>(num_rows));
-    });
+    };
+    state.pass.run_blocks(*state.arena, caches, done, observer != nullptr ? &observed : nullptr);
     state.pass.final_hidden(*state.arena, 0, batch.num_rows,
                             hidden_RD + first_row * state.pass.description.hidden_size);
     first_row += batch.num_rows;

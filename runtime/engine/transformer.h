@@ -21,6 +21,13 @@ struct AttentionBits {
   int products = kKvFloatBits;  // its two products; 8: AttentionShape::products_in_8_bits
 };
 
+// Sees the residual stream behind every block, of the last rows of each sequence. It is called for every batch of
+// sequences and block in turn, with [R, D] in host memory that lasts until it returns.
+struct BlockObserver {
+  int64_t num_rows = 0;  // of a sequence; a shorter one gives all that it has
+  std::function<void(int64_t block, std::span<const float> states_RD)> see;
+};
+
 class Transformer {
  public:
   // Packs every weight of the checkpoint for the backend, and drops source pages as it goes. `progress` (may be empty)
@@ -58,12 +65,13 @@ class Transformer {
   // Nothing is kept between calls; keys and values live in the scratch memory of one layer. Throws
   // std::invalid_argument for ids_NT outside the vocabulary. `progress` (may be empty, may throw) is called after each
   // block with the share of the work that is done.
+  // `observer` may be null.
   void prefill_windows(std::span<const int32_t> ids_NT, int64_t num_windows, float* hidden_RD,
-                       const std::function<void(double)>& progress = {});
+                       const std::function<void(double)>& progress = {}, const BlockObserver* observer = nullptr);
   // The same for sequences of the given `lengths`, one after the other. It also throws if the lengths do not add up to
   // the number of ids, or if one is below 1.
   void prefill_sequences(std::span<const int32_t> ids_R, std::span<const int64_t> lengths, float* hidden_RD,
-                         const std::function<void(double)>& progress = {});
+                         const std::function<void(double)>& progress = {}, const BlockObserver* observer = nullptr);
   // Computes the logits [R, V] of hidden states as these functions give them, after soft capping, in host memory.
   // Throws std::invalid_argument unless logits_RV has num_rows x V places, and std::runtime_error for one that is not
   // finite.

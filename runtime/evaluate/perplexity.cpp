@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/engine/block_errors.h"
 #include "runtime/evaluate/token_source.h"
 #include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/system/interrupt.h"
@@ -79,8 +80,8 @@ class ReferenceStates {
 
   // Gives the scored rows of windows [first, first + num) their hidden states; hidden_RE has rows for all positions.
   void make(const ScoredWindows& data, int64_t first, int64_t num, std::span<const int32_t> ids, Backend& backend,
-            float* hidden_RE, const std::function<void(double)>& done) const {
-    if (live_ != nullptr) return live_->prefill_windows(ids, num, hidden_RE, done);
+            float* hidden_RE, const std::function<void(double)>& done, const BlockObserver* observer) const {
+    if (live_ != nullptr) return live_->prefill_windows(ids, num, hidden_RE, done, observer);
     for (int64_t n = 0; n < num; ++n) {
       stored_->upload(backend, first + n, hidden_RE + (n * data.windows.num_tokens + data.first_scored) * width());
     }
@@ -107,6 +108,9 @@ class Scorer {
         nll_(static_cast<size_t>(data.predictions_per_window())),
         reference_nll_(nll_.size()),
         same_top1_(nll_.size()) {
+    if (with.observes_blocks && with.model != nullptr &&
+        BlockErrors::can_compare(model.description(), with.model->description()))
+      block_errors_.emplace(model.description(), observed_rows(data.windows.num_tokens));
     means_.reserve(static_cast<size_t>(data.windows.num_windows));
     if (!reference_.exist()) return;
     reference_hidden_RE_ = model.backend().allocate(batch_windows_ * data.windows.num_tokens * reference_.width());
@@ -127,10 +131,11 @@ class Scorer {
     const auto done = [&](double share) {
       progress(static_cast<double>(first) + static_cast<double>(num) * (part + share) / num_parts);
     };
-    model_.prefill_windows(ids, num, hidden_RD_.get(), done);
+    model_.prefill_windows(ids, num, hidden_RD_.get(), done, block_errors_ ? &block_errors_->keeps() : nullptr);
     if (reference_.exist()) {
       part = 1.0;
-      reference_.make(data_, first, num, ids, model_.backend(), reference_hidden_RE_.get(), done);
+      reference_.make(data_, first, num, ids, model_.backend(), reference_hidden_RE_.get(), done,
+                      block_errors_ ? &block_errors_->compares() : nullptr);
     }
     if (keep_) keep_states(num);
     part = num_parts - 1.0;
@@ -146,6 +151,7 @@ class Scorer {
   std::vector<float>& kl() { return kl_; }
   std::vector<float>& change() { return change_; }
   const PairSums& losses() const { return losses_; }
+  std::vector<double> block_errors() const { return block_errors_ ? block_errors_->values() : std::vector<double>(); }
   double sum_of_squared_nll() const { return sum_of_squared_nll_; }
 
  private:
@@ -211,6 +217,7 @@ class Scorer {
 
   Transformer& model_;
   ReferenceStates reference_;
+  std::optional<BlockErrors> block_errors_;
   const std::function<void(std::span<const float>)>& keep_;
   const ScoredWindows& data_;
   int64_t batch_windows_;
@@ -294,19 +301,26 @@ void check_same_tokens(const ScoredWindows& data, const std::filesystem::path& t
 
 class PerplexityMeasurement : public Measurement {
  public:
-  PerplexityMeasurement(ScoredWindows data, const PerplexityOptions& options, std::optional<StoredReference> stored)
-      : data_(std::move(data)), options_(options), stored_(std::move(stored)) {}
+  PerplexityMeasurement(ScoredWindows data, const PerplexityOptions& options, std::optional<StoredReference> stored,
+                        const ModelDescription& model)
+      : data_(std::move(data)),
+        options_(options),
+        stored_(std::move(stored)),
+        observed_bytes_(
+            BlockErrors::size_bytes(model, windows_at_once(data_) * observed_rows(data_.windows.num_tokens))) {}
 
   EvaluationExtent extent() const override {
     EvaluationExtent extent = perplexity_extent(data_, options_.bits, runs_reference());
     if (stored_) extent.held_bytes += stored_->head_bytes();
+    if (runs_reference()) extent.held_bytes += observed_bytes_;
     return extent;
   }
 
   std::unique_ptr<EvaluationResult> run(EvaluatedModels& models, Progress& progress) const override {
     PerplexityComparison with{.model = runs_reference() ? &models.reference_decoder() : nullptr,
                               .stored = stored_ ? &*stored_ : nullptr,
-                              .keep = {}};
+                              .keep = {},
+                              .observes_blocks = true};
     models.decoder().use_attention_bits(options_.bits);
     const auto evaluated = [&] {
       return std::make_unique<Perplexity>(
@@ -327,9 +341,15 @@ class PerplexityMeasurement : public Measurement {
   ScoredWindows data_;
   PerplexityOptions options_;
   std::optional<StoredReference> stored_;
+  int64_t observed_bytes_;  // of a batch of windows, behind all blocks
 };
 
 }  // namespace
+
+int64_t observed_rows(int64_t window_tokens) {
+  constexpr int64_t kShare = 64;
+  return std::max<int64_t>(1, window_tokens / kShare);
+}
 
 std::vector<double> kl_edges() {
   constexpr int kPerDecade = 4, kLowest = -5, kHighest = 2;
@@ -405,8 +425,9 @@ ScoredWindows make_scored_windows(const std::filesystem::path& text, const Token
 
 Perplexity evaluate_perplexity(Transformer& model, const ScoredWindows& data, Transformer* reference,
                                const std::function<void(double, int64_t)>& progress) {
-  return evaluate_perplexity(model, data, PerplexityComparison{.model = reference, .stored = nullptr, .keep = {}},
-                             progress);
+  return evaluate_perplexity(
+      model, data, PerplexityComparison{.model = reference, .stored = nullptr, .keep = {}, .observes_blocks = false},
+      progress);
 }
 
 Perplexity evaluate_perplexity(Transformer& model, const ScoredWindows& data, const PerplexityComparison& with,
@@ -454,6 +475,7 @@ Perplexity evaluate_perplexity(Transformer& model, const ScoredWindows& data, co
   if (compares) {
     result.comparison =
         compare_means(scorer.means(), std::move(scorer.kl()), std::move(scorer.change()), scorer.losses());
+    result.comparison->block_errors = scorer.block_errors();
   } else {
     result.top1_accuracy = estimate(scorer.means(), [](const WindowMeans& w) { return w.agreement; }).value;
   }
@@ -523,7 +545,8 @@ std::unique_ptr<Measurement> PerplexityOptions::read(EvaluationSource& source) c
     stored->check(windows.windows, windows.first_scored, source.model.description().vocabulary_size);
   }
   if (!store.empty()) check_can_store(store);
-  return std::make_unique<PerplexityMeasurement>(std::move(windows), *this, std::move(stored));
+  return std::make_unique<PerplexityMeasurement>(std::move(windows), *this, std::move(stored),
+                                                 source.model.description());
 }
 
 EvaluationRow perplexity_row() {

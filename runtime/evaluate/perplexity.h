@@ -86,7 +86,13 @@ struct Comparison {
   TokenStatistics probability_change;
   double nll_correlation = 0.0;  // between the windows' losses under P and Q
   Estimate top1_agreement;       // share of positions with the same most probable token
+  // Behind each block: |h - h0|^2 / |h0|^2, where h is Q's residual stream and h0 is P's, over the observed_rows of all
+  // windows. So it is what all layers up to there have changed together. Empty: not measured.
+  std::vector<double> block_errors;
 };
+
+// Returns the tokens of a window, its last ones, whose residual stream is compared: one in 64, at least one.
+int64_t observed_rows(int64_t window_tokens);
 
 // Returns the inner edges of a histogram of tokens' KL: four in each power of ten from 1e-5 to 100 nats. Its first
 // count is of what lies below the first edge, and its last of what does not lie below the last one.
@@ -134,6 +140,8 @@ struct PerplexityComparison {
   Transformer* model = nullptr;                      // a reference that runs
   const StoredReference* stored = nullptr;           // or one that ran earlier, on the same windows
   std::function<void(std::span<const float>)> keep;  // gets each window's states at scored positions, [S, D]
+  // Comparison::block_errors are measured, if the reference runs and has as many blocks, of the same width.
+  bool observes_blocks = false;
 };
 Perplexity evaluate_perplexity(Transformer& model, const ScoredWindows& data, const PerplexityComparison& with,
                                const std::function<void(double, int64_t)>& progress);

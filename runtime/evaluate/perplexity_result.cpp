@@ -65,6 +65,7 @@ std::string Perplexity::to_json() const {
     put("probability_change_mean", comparison->probability_change_mean, "probability_change_standard_error");
     json["nll_correlation"] = comparison->nll_correlation;
     put("top1_agreement", comparison->top1_agreement, "top1_agreement_standard_error");
+    if (!comparison->block_errors.empty()) json["block_errors"] = comparison->block_errors;
   }
   return json_text(json);
 }

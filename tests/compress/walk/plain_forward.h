@@ -1,5 +1,6 @@
 // A decoder's forward pass in plain loops over one window, with one kind of activation rounded. It is the oracle of the
-// survey's measurements. It is for models without biases, norms of heads, sliding windows and soft caps.
+// survey's measurements, and of errors behind blocks. It is for models without biases, norms of heads, sliding windows
+// and soft caps.
 #pragma once
 
 #include <cmath>
@@ -19,7 +20,9 @@ class PlainForward {
   explicit PlainForward(const Checkpoint& checkpoint) : checkpoint_(checkpoint), model_(checkpoint.description()) {}
 
   // Returns logits [T, V]. Activations at `site` are rounded to int8, asymmetric, each row by itself.
-  Rows logits(std::span<const int32_t> ids_T, std::optional<ActivationSite> site) const {
+  // `behind_blocks` (may be null) gets the residual stream behind each block.
+  Rows logits(std::span<const int32_t> ids_T, std::optional<ActivationSite> site,
+              std::vector<Rows>* behind_blocks = nullptr) const {
     site_ = site;
     const Rows table = weight(checkpoint_.embedding());
     Rows hidden;
@@ -37,6 +40,7 @@ class PlainForward {
       }
       add(multiply(gate, block.experts[0].down), hidden);
       round(ActivationSite::residual_sum, hidden);
+      if (behind_blocks != nullptr) behind_blocks->push_back(hidden);
     }
     return multiply(normalize(hidden, model_.final_norm), checkpoint_.head());
   }

@@ -33,7 +33,9 @@ class StoredReferences : public testing::Test {
   std::filesystem::path store(const Checkpoint& checkpoint, const ScoredWindows& data, const char* name = "reference") {
     Transformer model = Transformer::load(checkpoint, *backend_);
     store_reference(folder_.path() / name, checkpoint, data.windows, data.first_scored, [&](const auto& keep) {
-      evaluate_perplexity(model, data, PerplexityComparison{.model = nullptr, .stored = nullptr, .keep = keep}, {});
+      evaluate_perplexity(
+          model, data,
+          PerplexityComparison{.model = nullptr, .stored = nullptr, .keep = keep, .observes_blocks = false}, {});
     });
     return folder_.path() / name;
   }
@@ -55,8 +57,9 @@ TEST_F(StoredReferences, CompareAsTheModelItself) {
       model.use_attention_bits({.kv = 8});
       const StoredReference stored = StoredReference::open(path);
       const Perplexity live = evaluate_perplexity(model, data, &reference);
-      const Perplexity from_file =
-          evaluate_perplexity(model, data, PerplexityComparison{.model = nullptr, .stored = &stored, .keep = {}}, {});
+      const Perplexity from_file = evaluate_perplexity(
+          model, data, PerplexityComparison{.model = nullptr, .stored = &stored, .keep = {}, .observes_blocks = false},
+          {});
       EXPECT_GT(live.comparison->kl_mean.value, 0.0);
       EXPECT_EQ(live.comparison->kl_mean.value, from_file.comparison->kl_mean.value);
       EXPECT_EQ(live.comparison->kl.percentiles, from_file.comparison->kl.percentiles);
