@@ -260,6 +260,10 @@ void check_evaluations(const Recipe& recipe, const runtime::Checkpoint& checkpoi
 }
 
 void refuse_what_encoders_lack(const Recipe& recipe, const runtime::EncoderDescription& model) {
+  if (recipe.benchmark) {
+    refuse_recipe("benchmark: this is an encoder (" + model.family +
+                  "), and speeds of prefill and decode are those of decoders: leave 'benchmark' out");
+  }
   const auto refuse_if = [&](bool is_asked, const std::string& what) {
     if (is_asked) refuse_recipe(what);
   };

@@ -262,8 +262,10 @@ int64_t evaluation_bytes(const runtime::ModelDescription& model, const Sizes& si
            runtime::forward_work_bytes(model, workload, inputs.as_codes, inputs.whole_sequences);
   };
   const int64_t own_bytes = work_bytes(sizes.output_inputs);
-  const int64_t bytes =
-      weights_bytes(sizes.output_bytes, sizes.packed_excess_bytes) + own_bytes + evaluation.held_bytes;
+  const int64_t own_weights = weights_bytes(sizes.output_bytes, sizes.packed_excess_bytes);
+  const int64_t bytes = own_weights + own_bytes + evaluation.held_bytes +
+                        std::min(workload.most_roof_bytes,
+                                 std::max(own_weights, evaluation.reference ? weights_bytes(sizes.source_bytes) : 0));
   if (!evaluation.reference) return bytes;
   workload.kv_bits = runtime::kKvFloatBits;
   const int64_t reference_bytes = work_bytes(RuntimeInputs{});

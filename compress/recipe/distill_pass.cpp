@@ -274,6 +274,7 @@ std::vector<Recipe> phases_of(const Recipe& recipe) {
     if (&phase != &phases.front() && phase.kept_zeros == KeptZeros::none) phase.kept_zeros = KeptZeros::claimed;
     if (&phase != &phases.back()) {
       phase.evaluate.clear();
+      phase.benchmark.reset();
       phase.fail_if = {};
     }
     if (last_layerwise != phases.rend() && &phase == &*last_layerwise) continue;

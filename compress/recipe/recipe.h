@@ -15,6 +15,7 @@
 
 #include "compress/recipe/pass.h"
 #include "compress/recipe/student_options.h"
+#include "runtime/commands/bench.h"
 #include "runtime/evaluate/evaluation.h"
 
 namespace pare::compress {
@@ -70,6 +71,14 @@ struct EvaluationRecipe {
   std::shared_ptr<const runtime::EvaluationOptions> options;
 };
 
+// `benchmark:` how fast the result runs here, and how near that is to the limits of the machine.
+struct BenchmarkRecipe {
+  runtime::BenchOptions options;
+  bool reference = true;  // the uncompressed model is measured as well
+
+  void fields(runtime::FieldVisitor& visit);
+};
+
 // `sensitivity:` what rounding each group of layers alone adds to the loss.
 struct SensitivityRecipe {
   std::filesystem::path text;      // empty: the first windows of the calibration
@@ -118,6 +127,7 @@ struct Recipe {
   std::optional<SensitivityRecipe> sensitivity;
   std::optional<BudgetRecipe> budget;
   std::vector<EvaluationRecipe> evaluate;  // in the order of their table
+  std::optional<BenchmarkRecipe> benchmark;
   FailIf fail_if;
   KeptZeros kept_zeros = KeptZeros::pruned;
   bool asks_for_zeros = false;  // whether the recipe says so itself: what is found is then no event

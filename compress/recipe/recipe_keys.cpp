@@ -116,6 +116,16 @@ void BudgetRecipe::fields(runtime::FieldVisitor& visit) {
   allowed.assign(bits_of_stages.begin(), bits_of_stages.end());
 }
 
+void BenchmarkRecipe::fields(runtime::FieldVisitor& visit) {
+  visit("prefill_tokens", options.prefill_tokens, {.low = 1, .high = 1 << 20},
+        "The speed of prefill is measured on a prompt of this many tokens.");
+  visit("decode_tokens", options.decode_tokens, {.low = 1, .high = 1 << 20},
+        "The speed of decode is measured on this many tokens, one by one.");
+  visit("repetitions", options.repetitions, {.low = 1, .high = 1000},
+        "Both are measured this often. The best and the median are reported.");
+  visit("reference", reference, "The uncompressed model is measured as well.");
+}
+
 void FailIf::fields(runtime::FieldVisitor& visit) {
   std::set<std::string_view> visited;  // rows may share a gate
   for (const runtime::EvaluationRow* row : runtime::evaluation_rows()) {
@@ -162,6 +172,9 @@ void Recipe::fields(runtime::FieldVisitor& visit) {
         "Bits and group sizes are chosen for each stage of each block, to keep to a size. This takes either `bits` or "
         "`size`.");
   visit.other(kEvaluateKey, "The result is measured by these evaluations.");
+  visit("benchmark", benchmark,
+        "The result's speed is measured, and the highest speeds of the machine beside it. Both are in the report "
+        "alone.");
   visit("fail_if", fail_if, "The run fails where the result is worse than this.");
   bool releases_zeros = kept_zeros == KeptZeros::none;
   visit("release_zeros", releases_zeros, "Zeros that pruning has made in the source may change.");

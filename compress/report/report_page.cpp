@@ -50,6 +50,11 @@ HtmlCell bytes_cell(const std::optional<double>& value) {
   return {runtime::format_bytes(static_cast<int64_t>(*value)), value};
 }
 
+HtmlCell with_unit(const std::optional<double>& value, const char* unit) {
+  if (!value) return {""};
+  return {runtime::format_number(*value, 1) + " " + unit, value};
+}
+
 // --- the summary ---
 
 std::string tile(const std::string& value, const std::string& meaning) {
@@ -79,6 +84,15 @@ std::string tiles(const Json& report, const Json& manifest) {
             text(first, "meaning") + (reference ? ", the original's is " + runtime::format_number(*reference, 4) : ""));
       }
     }
+  }
+  if (report.contains("benchmark")) {
+    const auto figure = [&](const char* key, double factor) {
+      return runtime::format_number(factor * number(report["benchmark"], key).value_or(0.0), 1);
+    };
+    html += tile(figure("decode_tokens_per_second", 1.0),
+                 "tokens per second in decode, " + figure("decode_share", 100.0) + " % of the roof of reading");
+    html += tile(figure("prefill_tokens_per_second", 1.0),
+                 "tokens per second in prefill, " + figure("prefill_share", 100.0) + " % of the roof of multiply-adds");
   }
   html += tile(runtime::format_duration(number(report, "seconds").value_or(0.0)), "the last process of the run");
   html += tile(runtime::format_bytes(static_cast<int64_t>(number(report, "peak_memory_bytes").value_or(0.0))),
@@ -145,6 +159,40 @@ std::string evaluations(const Json& report, const Json& manifest) {
   for_each_result(report,
                   [&](const Json& result) { html += kl_histogram(result, "kl" + std::to_string(num_pictures++)); });
   return html.empty() ? html : html + "<p>± is the standard error over the windows or texts.</p>\n";
+}
+
+// --- speed ---
+
+// One row of each model for prefill and decode: its speed, and what share of the machine's roof that is.
+std::string speed(const Json& report) {
+  if (!report.contains("benchmark")) return {};
+  const Json& benchmark = report["benchmark"];
+  HtmlTable table{"Speed beside the roofs of the machine",
+                  {"what", "model", "tokens per second", "median", "rate", "roof", "share of the roof"},
+                  {}};
+  const auto add = [&](const Json& result, const std::string& model, const std::string& phase, const std::string& rate,
+                       const char* unit) {
+    const auto value = [&](const std::string& key) { return number(result, (phase + key).c_str()); };
+    const auto share = value("_share");
+    table.rows.push_back({{phase + " of " + quant::fixed_digits(value("_tokens").value_or(0.0), 0) + " tokens"},
+                          {model},
+                          cell(value("_tokens_per_second"), 1),
+                          cell(value("_tokens_per_second_median"), 1),
+                          with_unit(value("_" + rate), unit),
+                          with_unit(value("_roof_" + rate), unit),
+                          with_unit(share ? std::optional(100.0 * *share) : std::nullopt, "%")});
+  };
+  const auto add_models = [&](const char* phase, const char* rate, const char* unit) {
+    add(benchmark, "this model", phase, rate, unit);
+    if (benchmark.contains("reference")) add(benchmark["reference"], "original", phase, rate, unit);
+  };
+  add_models("prefill", "gflops", "GFLOP/s");
+  add_models("decode", "gbps", "GB/s");
+  const double num_threads = number(benchmark, "threads").value_or(0.0);
+  return html_table(table) + "<p>Measured on " + html_text(text(benchmark, "backend")) +
+         (num_threads > 0.0 ? " with " + quant::fixed_digits(num_threads, 0) + " threads" : "") +
+         ". Of prefill the share is the linears' operations over those of multiply-adds in registers (MFU). Of decode "
+         "it is the bytes read over those of plain reading (MBU).</p>\n";
 }
 
 // --- layers ---
@@ -363,7 +411,7 @@ std::string times(const Json& report) {
   for_each_result(report, [&](const Json& result) {
     const auto rate = number(result, "tokens_per_second");
     if (!rate) return;
-    html += "<p>An evaluation took " + runtime::format_number(*rate, 1) + " tokens per second. <code>pare bench</code> measures speed beside what the machine can do.</p>\n";
+    html += "<p>An evaluation took " + runtime::format_number(*rate, 1) + " tokens per second.</p>\n";
   });
   return html;
 }
@@ -377,6 +425,7 @@ std::string report_page(const std::string& report_text, const std::string& manif
     std::string body = "<header>\n<h1>" + html_text(name) + "</h1>\n<p>A model compressed by pare " +
                        html_text(text(manifest, "pare")) + ".</p>\n</header>\n<main>\n" + tiles(report, manifest);
     body += html_section("measured", "What was measured", evaluations(report, manifest));
+    body += html_section("speed", "Speed", speed(report));
     body += html_section("loads", "Who loads it", engines(manifest));
     body += html_section("training-section", "Training", trainings(report));
     body += html_section("layers", "Layers", layers(report, manifest));

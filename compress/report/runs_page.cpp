@@ -77,6 +77,15 @@ std::optional<RunFigures> measured(RunFigures run, const Json& evaluation, const
   return run;
 }
 
+// What the run's recipe has measured, or `pare bench` later.
+std::optional<Json> benchmark_of(const fs::path& place, const Json& report) {
+  if (report.contains("benchmark")) return report["benchmark"];
+  fs::path file = place;
+  file += kBenchEnding;
+  if (!runtime::is_there(file)) return std::nullopt;
+  return runtime::parse_ordered_json(runtime::read_text_file(file), file.string());
+}
+
 std::vector<RunFigures> figures_of(const fs::path& folder) {
   const auto read = [&](const char* name) {
     const std::string text = runtime::read_text_file(folder / name);
@@ -87,10 +96,17 @@ std::vector<RunFigures> figures_of(const fs::path& folder) {
   };
   const Json manifest = read(runtime::kManifestName), report = read(runtime::kReportName);
   RunFigures run;
-  run.name = (folder.filename().empty() ? folder.parent_path() : folder).filename().string();
+  const fs::path place = folder.filename().empty() ? folder.parent_path() : folder;
+  run.name = place.filename().string();
   run.stored_as = scheme_of_most(manifest);
   run.bytes = std::clamp(finite(report, "output_bytes").value_or(0.0), 0.0, 1e18);
   run.bits_per_weight = finite(report, "bits_per_weight_without_head");
+  if (const std::optional<Json> benchmark = benchmark_of(place, report)) {
+    run.prefill = finite(*benchmark, "prefill_tokens_per_second");
+    run.decode = finite(*benchmark, "decode_tokens_per_second");
+    run.prefill_share = finite(*benchmark, "prefill_share");
+    run.decode_share = finite(*benchmark, "decode_share");
+  }
   std::vector<RunFigures> runs;
   if (manifest.contains("evaluations")) {
     for (const Json& evaluation : manifest["evaluations"]) {
@@ -128,7 +144,7 @@ quant::Plot plot_of(const std::vector<RunFigures>& runs, const std::string& data
   const bool by_kl = all_have_kl(runs, data);
   const auto up = [&](const RunFigures& run) { return by_kl ? run.kl : run.perplexity; };
   quant::PlotSeries dots{"results", quant::PlotMark::dots, {}, {}},
-      front{"none is as small and better", quant::PlotMark::line, {}, {}};
+      front{"best choices", quant::PlotMark::line, {}, {}};
   for (const RunFigures& run : runs) {
     const Value x = across(run), y = up(run);
     if (run.data != data || !x || !y) continue;
@@ -148,10 +164,27 @@ quant::Plot plot_of(const std::vector<RunFigures>& runs, const std::string& data
   return plot;
 }
 
+// Of the benchmarks, or of the evaluations where no run has one.
+std::string speed_picture(const std::vector<RunFigures>& runs, const std::string& data) {
+  const auto decode = [](const RunFigures& run) { return run.decode; };
+  const auto slowness = [](const RunFigures& run) { return run.decode ? Value(-*run.decode) : std::nullopt; };
+  const auto evaluation = [](const RunFigures& run) { return run.tokens_per_second; };
+  const bool has_benchmarks =
+      std::ranges::any_of(runs, [&](const RunFigures& run) { return run.data == data && run.decode.has_value(); });
+  quant::Plot plot{.id = "speed",
+                   .title = has_benchmarks ? "Quality against the speed of decode"
+                                           : "Quality against the speed of the evaluation, both models together",
+                   .description = "A dot for each result. To the right and below is better.",
+                   .x = {"tokens per second, on each run's own machine"},
+                   .y = {},
+                   .series = {}};
+  if (!has_benchmarks) return quant::plot_figure(plot_of(runs, data, evaluation, {}, std::move(plot)));
+  return quant::plot_figure(plot_of(runs, data, decode, best_runs(runs, data, slowness), std::move(plot)));
+}
+
 std::string pictures(const std::vector<RunFigures>& runs, const std::string& data) {
   if (data.empty()) return {};
   const auto size = [](const RunFigures& run) { return Value(run.bytes / 1e6); };
-  const auto speed = [](const RunFigures& run) { return run.tokens_per_second; };
   return "<p>The pictures show what was measured as: " + html_text(data) + ".</p>\n" +
          quant::plot_figure(plot_of(runs, data, size, best_runs(runs, data),
                                     {.id = "size",
@@ -160,23 +193,21 @@ std::string pictures(const std::vector<RunFigures>& runs, const std::string& dat
                                      .x = {"weight files (MB)"},
                                      .y = {},
                                      .series = {}})) +
-         quant::plot_figure(plot_of(runs, data, speed, {},
-                                    {.id = "speed",
-                                     .title = "Quality against the speed of the evaluation, both models together",
-                                     .description = "A dot for each result. To the right and below is better.",
-                                     .x = {"tokens per second, on each run's own machine"},
-                                     .y = {},
-                                     .series = {}}));
+         speed_picture(runs, data);
 }
 
 HtmlTable table_of(const std::vector<RunFigures>& runs) {
   HtmlTable table{.caption = std::to_string(runs.size()) + (runs.size() == 1 ? " row" : " rows"),
                   .columns = {"result", "stored as", "size", "bits per weight", "perplexity", "±", "original's", "KL",
-                              "± of KL", "same most probable token", "tokens per second", "measured"},
+                              "± of KL", "same most probable token", "decode, tokens per second", "MBU",
+                              "prefill, tokens per second", "MFU", "evaluation, tokens per second", "measured"},
                   .rows = {},
                   .is_wide = true};
   const auto cell = [](const Value& value, int num_decimals) {
     return value ? HtmlCell{runtime::format_number(*value, num_decimals), value} : HtmlCell{""};
+  };
+  const auto percent = [](const Value& share) {
+    return share ? HtmlCell{runtime::format_number(100.0 * *share, 1) + " %", share} : HtmlCell{""};
   };
   for (const RunFigures& run : runs) {
     table.rows.push_back({{run.name},
@@ -189,6 +220,10 @@ HtmlTable table_of(const std::vector<RunFigures>& runs) {
                           cell(run.kl, 5),
                           cell(run.kl_error, 5),
                           cell(run.agreement, 4),
+                          cell(run.decode, 1),
+                          percent(run.decode_share),
+                          cell(run.prefill, 1),
+                          percent(run.prefill_share),
                           cell(run.tokens_per_second, 1),
                           {run.data.empty() ? "nothing" : run.data}});
   }
@@ -242,14 +277,20 @@ FoundRuns find_runs(const std::vector<fs::path>& folders) {
 }
 
 std::vector<size_t> best_runs(const std::vector<RunFigures>& runs, const std::string& data) {
+  return best_runs(runs, data, [](const RunFigures& run) { return Value(run.bytes); });
+}
+
+std::vector<size_t> best_runs(const std::vector<RunFigures>& runs, const std::string& data,
+                              const std::function<Value(const RunFigures&)>& cost) {
   const bool by_kl = all_have_kl(runs, data);
   const auto loss = [&](size_t i) { return by_kl ? runs[i].kl : runs[i].perplexity; };
   std::vector<size_t> order;
   for (size_t i = 0; i < runs.size(); ++i) {
-    if (runs[i].data == data && loss(i)) order.push_back(i);
+    if (runs[i].data == data && loss(i) && cost(runs[i])) order.push_back(i);
   }
   std::ranges::stable_sort(order, [&](size_t a, size_t b) {
-    return runs[a].bytes != runs[b].bytes ? runs[a].bytes < runs[b].bytes : *loss(a) < *loss(b);
+    const double of_a = *cost(runs[a]), of_b = *cost(runs[b]);
+    return of_a != of_b ? of_a < of_b : *loss(a) < *loss(b);
   });
   std::vector<size_t> best;
   for (const size_t i : order) {
@@ -302,6 +343,10 @@ std::string runs_json(const FoundRuns& found) {
     put("kl_standard_error", run.kl_error);
     put("top1_agreement", run.agreement);
     put("tokens_per_second", run.tokens_per_second);
+    put("decode_tokens_per_second", run.decode);
+    put("decode_share", run.decode_share);
+    put("prefill_tokens_per_second", run.prefill);
+    put("prefill_share", run.prefill_share);
     rows.push_back(std::move(row));
   }
   return runtime::json_text(Json{{"runs", rows}, {"skipped", found.skipped}});

@@ -2,11 +2,15 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace pare::compress {
+
+// `pare bench DIR --json > DIR.bench.json` gives a result its speed.
+inline constexpr const char* kBenchEnding = ".bench.json";
 
 // What is known of a result's quality on one text, and of its size.
 struct RunFigures {
@@ -16,6 +20,9 @@ struct RunFigures {
   double bytes = 0.0;     // of the weight files
   std::optional<double> bits_per_weight, perplexity, perplexity_error, reference_perplexity, kl, kl_error, agreement;
   std::optional<double> tokens_per_second;  // of the evaluation, of both models together
+  // Tokens per second, and shares of the machine's roofs (MFU of prefill, MBU of decode): of the recipe's benchmark, or
+  // else of DIR.bench.json beside the result DIR.
+  std::optional<double> prefill, decode, prefill_share, decode_share;
 };
 
 struct FoundRuns {
@@ -31,6 +38,9 @@ FoundRuns find_runs(const std::vector<std::filesystem::path>& folders);
 // Returns the runs measured on `data` than which no other is better and as small: their indices, by size. Better is a
 // lower KL where all of them have one, else a lower perplexity.
 std::vector<size_t> best_runs(const std::vector<RunFigures>& runs, const std::string& data);
+// The same where `cost` takes the place of the size. Runs without it are left out.
+std::vector<size_t> best_runs(const std::vector<RunFigures>& runs, const std::string& data,
+                              const std::function<std::optional<double>(const RunFigures&)>& cost);
 
 // Return the page, a table in Markdown, and the rows as a JSON object.
 std::string runs_page(const FoundRuns& found);

@@ -250,6 +250,13 @@ std::string report_json(const RunReport& report) {
       if (item.row == row) json[key].push_back(runtime::parse_ordered_json(item.result->to_json(), "the report"));
     }
   }
+  if (report.benchmark) {
+    json["benchmark"] = runtime::parse_ordered_json(runtime::to_json(*report.benchmark), "the report");
+  }
+  if (report.reference_benchmark) {
+    json["benchmark"]["reference"] =
+        runtime::parse_ordered_json(runtime::to_json(*report.reference_benchmark), "the report");
+  }
   if (!report.sensitivity.empty()) json["sensitivity"] = runtime::parse_ordered_json(report.sensitivity, "the report");
   std::vector<std::string> trainings = report.earlier_trainings;
   if (!report.training.empty()) trainings.push_back(report.training);

@@ -13,6 +13,7 @@
 #include "compress/plan/plan.h"
 #include "compress/recipe/recipe.h"
 #include "compress/run/run_data.h"
+#include "runtime/commands/bench.h"
 #include "runtime/device/make_backend.h"
 #include "runtime/evaluate/evaluation.h"
 #include "runtime/evaluate/perplexity.h"
@@ -52,6 +53,7 @@ struct RunReport {
   int64_t num_resumed_blocks = 0;
   std::vector<std::string> events;
   std::vector<EvaluationReport> evaluations;
+  std::optional<runtime::BenchResult> benchmark, reference_benchmark;
   // JSON objects, or empty for none.
   std::string sensitivity, budget, training;
   std::vector<std::string> earlier_trainings;          // of phases before this one, in their order

@@ -72,6 +72,19 @@ void check_gates(const FailIf& fail_if, const RunReport& report, const fs::path&
   throw NotGoodEnough(lines);
 }
 
+// Of the result, and perhaps of the original behind it.
+void measure_speed(runtime::EvaluatedModels& models, Phase& phase) {
+  const BenchmarkRecipe& benchmark = *phase.recipe.benchmark;
+  const runtime::BackendOptions backend = {.device = phase.evaluation_device, .num_threads = phase.num_threads};
+  const auto measured = [&](runtime::Transformer& model) {
+    model.use_attention_bits({});
+    return runtime::bench(model, backend, benchmark.options,
+                          runtime::stage_of(phase.progress, "benchmark", "repetitions"));
+  };
+  phase.report.benchmark = measured(models.decoder());
+  if (benchmark.reference) phase.report.reference_benchmark = measured(models.reference_decoder());
+}
+
 // The recipe's evaluations of the result beside the original, and of a budget the loss that its survey predicted.
 void evaluate(const Artifact& artifact, Phase& phase) {
   const std::vector<runtime::EvaluationExtent> extents = evaluation_extents(phase.recipe, phase.data);
@@ -88,11 +101,13 @@ void evaluate(const Artifact& artifact, Phase& phase) {
     phase.report.evaluations.push_back(
         {phase.recipe.evaluate[i].row, phase.data.evaluations[i]->run(models, phase.progress)});
   }
-  if (!phase.recipe.budget) return;
-  models.decoder().use_attention_bits({});
-  phase.report.budget_measured =
-      runtime::evaluate_perplexity(models.decoder(), *phase.data.survey, &models.reference_decoder(),
-                                   runtime::stage_of(phase.progress, "evaluate", "windows"));
+  if (phase.recipe.budget) {
+    models.decoder().use_attention_bits({});
+    phase.report.budget_measured =
+        runtime::evaluate_perplexity(models.decoder(), *phase.data.survey, &models.reference_decoder(),
+                                     runtime::stage_of(phase.progress, "evaluate", "windows"));
+  }
+  if (phase.recipe.benchmark) measure_speed(models, phase);
 }
 
 int64_t bytes_of_files(const std::vector<fs::path>& files) {
@@ -134,6 +149,11 @@ void print_result(const Phase& phase) {
   for (const std::string& training : report.earlier_trainings) print("earlier: " + kept_line(training));
   if (!report.training.empty()) print(kept_line(report.training));
   for (const EvaluationReport& item : report.evaluations) phase.progress.result_lines(item.result->to_text());
+  if (report.benchmark) phase.progress.result_lines(runtime::to_text(*report.benchmark));
+  if (report.reference_benchmark) {
+    print("the original, for comparison:");
+    phase.progress.result_lines(runtime::to_text(*report.reference_benchmark));
+  }
   if (phase.choice) {
     const runtime::Comparison& measured = report.budget_measured->comparison.value();
     print("budget: predicted loss " + runtime::format_number(phase.choice->loss, 5) + ", measured KL " +

@@ -57,7 +57,7 @@ std::string run_phase(const PhaseInput& input, const RunOptions& options, runtim
 }
 
 bool is_evaluated(const Recipe& recipe) {
-  return !recipe.evaluate.empty() || recipe.budget;
+  return !recipe.evaluate.empty() || recipe.budget || recipe.benchmark;
 }
 
 // Before LibTorch is used: whether the GPU can do what the recipe has for it. Says so where the evaluation cannot be

@@ -99,12 +99,23 @@ std::optional<std::string> unknown_text(const CalibrationRecipe& recipe, const r
 
 void read_evaluations(const Recipe& recipe, runtime::EvaluationSource& source, RunData& data) {
   for (const EvaluationRecipe& item : recipe.evaluate) data.evaluations.push_back(item.options->read(source));
+  if (!recipe.benchmark || source.model.is_encoder()) return;
+  constexpr runtime::BackendOptions kAnyBackend = {.num_threads = 1};
+  runtime::check_bench(source.model.description(), kAnyBackend, recipe.benchmark->options);
+  const runtime::BenchOptions& options = recipe.benchmark->options;
+  data.benchmark = {
+      .reference = recipe.benchmark->reference,
+      .num_texts = options.repetitions,
+      .num_tokens = options.repetitions * options.prefill_tokens,
+      .num_new_tokens = options.repetitions * options.decode_tokens,
+      .workload = runtime::bench_workload(source.model.description(), kAnyBackend, options, runtime::kKvFloatBits)};
 }
 
 std::vector<runtime::EvaluationExtent> evaluation_extents(const Recipe& recipe, const RunData& data) {
   std::vector<runtime::EvaluationExtent> extents;
   for (const auto& evaluation : data.evaluations) extents.push_back(evaluation->extent());
   if (recipe.budget) extents.push_back(runtime::perplexity_extent(data.survey.value(), {}, /*reference=*/true));
+  if (data.benchmark) extents.push_back(*data.benchmark);
   return extents;
 }
 

@@ -35,6 +35,7 @@ struct RunData {
   std::optional<CalibrationTexts> texts;                                 // of an encoder
   std::optional<runtime::ScoredWindows> survey;                          // what sensitivities are measured on
   std::vector<std::shared_ptr<const runtime::Measurement>> evaluations;  // of each of the recipe's
+  std::optional<runtime::EvaluationExtent> benchmark;                    // what it takes
   std::vector<std::string> events;  // what the recipe asks of the data and they do not have, in words
   EarlierPhases earlier;            // of the run
 };
@@ -59,7 +60,8 @@ std::optional<std::string> unknown_text(const CalibrationRecipe& recipe, const r
 // std::runtime_error: statistics of another model (which), damaged ones.
 RunData read_data(const Recipe& recipe, const RunPlan& plan, const runtime::Checkpoint& checkpoint);
 
-// The part of it that evaluations are measured on.
+// The part of it that evaluations are measured on. Throws std::invalid_argument for a benchmark beyond the model's
+// context as well.
 void read_evaluations(const Recipe& recipe, runtime::EvaluationSource& source, RunData& data);
 // What the evaluations take, and of a budget the measurement of the loss that its survey predicted.
 std::vector<runtime::EvaluationExtent> evaluation_extents(const Recipe& recipe, const RunData& data);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <sstream>
@@ -80,7 +81,9 @@ int64_t visible_pairs(int64_t first_token, int64_t num_tokens, int64_t window) {
   return num;
 }
 
-void check(const ModelDescription& model, const BackendOptions& backend, const BenchOptions& options) {
+}  // namespace
+
+void check_bench(const ModelDescription& model, const BackendOptions& backend, const BenchOptions& options) {
   const int64_t num_threads = backend.device == ComputeDevice::cpu ? backend.num_threads : 1;
   const int64_t least = std::min({options.prefill_tokens, options.decode_tokens, options.repetitions, num_threads});
   if (least < 1) {
@@ -99,7 +102,17 @@ void check(const ModelDescription& model, const BackendOptions& backend, const B
              model.context_length - BenchOptions::kDecodePrompt);
 }
 
-}  // namespace
+DeviceWorkload bench_workload(const ModelDescription& model, const BackendOptions& options_of_backend,
+                              const BenchOptions& options, int kv_bits) {
+  const int64_t context = model.context_length;
+  const int64_t num_tokens = std::max(std::min(options.prefill_tokens, context),
+                                      BenchOptions::kDecodePrompt + std::min(options.decode_tokens, context));
+  return {.num_rows = num_tokens,
+          .num_tokens = num_tokens,
+          .keeps_every_layer = true,
+          .kv_bits = kv_bits,
+          .most_roof_bytes = roof_footprint_bytes(options_of_backend, std::numeric_limits<int64_t>::max())};
+}
 
 int64_t attention_flops(const ModelDescription& model, int64_t num_tokens) {
   int64_t num_pairs = 0;
@@ -110,7 +123,7 @@ int64_t attention_flops(const ModelDescription& model, int64_t num_tokens) {
 BenchResult bench(Transformer& model, const BackendOptions& options_of_backend, const BenchOptions& options,
                   const std::function<void(int64_t, int64_t)>& progress) {
   const ModelDescription& description = model.description();
-  check(description, options_of_backend, options);
+  check_bench(description, options_of_backend, options);
   MemorySampler memory;
   BenchResult result;
   result.backend = model.backend().name();

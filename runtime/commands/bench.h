@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/device/make_backend.h"
+#include "runtime/engine/memory_need.h"
 #include "runtime/engine/transformer.h"
 
 namespace pare::runtime {
@@ -58,10 +59,16 @@ struct BenchResult {
   int64_t peak_memory_bytes = 0;  // sampled RssAnon + RssShmem; callers may add the peak while loading
 };
 
+// Throws std::invalid_argument if an option is below 1 or exceeds the model's context.
+void check_bench(const ModelDescription& model, const BackendOptions& options_of_backend, const BenchOptions& options);
+
+// Returns what the bench takes beside the weights. Tokens beyond the context, which bench refuses, do not count.
+DeviceWorkload bench_workload(const ModelDescription& model, const BackendOptions& options_of_backend,
+                              const BenchOptions& options, int kv_bits);
+
 // `options_of_backend` are those that made the model's backend, on a CPU with a number of threads. The roofs are
-// measured with them between the repetitions, so that disturbances of the machine affect both. Throws
-// std::invalid_argument if an option is below 1 or exceeds the model's context; Interrupted between repetitions.
-// `progress` (repetitions done, repetitions) may be empty.
+// measured with them between the repetitions, so that disturbances of the machine affect both. Throws what check_bench
+// throws; Interrupted between repetitions. `progress` (repetitions done, repetitions) may be empty.
 BenchResult bench(Transformer& model, const BackendOptions& options_of_backend, const BenchOptions& options,
                   const std::function<void(int64_t, int64_t)>& progress = {});
 

@@ -165,15 +165,8 @@ void run_bench(const Arguments& arguments, Console& console) {
   const ModelLoader loader(arguments);
   const ModelDirectory directory(arguments.positional(0));
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
-  const int64_t context = checkpoint.description().context_length;  // more is refused
-  const int64_t num_tokens = std::max(std::min(options.prefill_tokens, context),
-                                      BenchOptions::kDecodePrompt + std::min(options.decode_tokens, context));
   loader.check_memory(checkpoint,
-                      {.num_rows = num_tokens,
-                       .num_tokens = num_tokens,
-                       .keeps_every_layer = true,
-                       .kv_bits = kv_bits(arguments),
-                       .most_roof_bytes = roof_footprint_bytes(loader.options(), std::numeric_limits<int64_t>::max())});
+                      bench_workload(checkpoint.description(), loader.options(), options, kv_bits(arguments)));
   Transformer model = loader.load(checkpoint, console);
   use_bits(arguments, model);
   BenchResult result = bench(model, loader.options(), options, stage(console, "bench", "repetitions"));

@@ -438,6 +438,7 @@ TEST_F(RangesOfTheSchema, AreThoseOfTheTopLevelAndItsMaps) {
   try_key("head", Json::object(), {{"passes", rtn}});
   try_key("sensitivity", kText, {{"passes", rtn}});
   try_key("budget", {{"bits", 4}}, {{"passes", rtn}, {"calibration", kText}});
+  try_key("benchmark", Json::object(), {{"passes", rtn}});
   try_key("fail_if", Json::object(), {{"passes", rtn}, {"evaluate", evaluations}});
   Json values = {{"additionalProperties", false}, {"properties", Json::object()}};
   for (const char* key : {"model", "base_model", "output", "container", "release_zeros", "strict"}) {

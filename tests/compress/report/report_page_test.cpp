@@ -116,7 +116,7 @@ TEST_F(ReportPages, SeveralRunsStandBesideOneAnother) {
   const Json page = checked(folder_ / "page.html");
   ASSERT_EQ(page.at("tables")[0].size(), 4u);
   EXPECT_EQ(page.at("tables")[0][1][0], "two");
-  EXPECT_EQ(page.at("tables")[0][1][11], "nothing");
+  EXPECT_EQ(page.at("tables")[0][1].back(), "nothing");
   EXPECT_NE(page.at("text").get<std::string>().find("is skipped: it has no pare.json"), std::string::npos);
   // Nothing is replaced, and nothing made of nothing.
   const Outcome again = run_pare({"report", (folder_ / "two").string(), "--out", (folder_ / "page.html").string()});
@@ -129,6 +129,59 @@ TEST_F(ReportPages, SeveralRunsStandBesideOneAnother) {
   write_text(folder_ / "results" / "nothing" / "pare.json", "{");
   write_text(folder_ / "results" / "nothing" / "report.json", "{}");
   EXPECT_EQ(find_runs({folder_ / "results"}).skipped.size(), 1u);
+}
+
+TEST_F(ReportPages, SpeedStandsBesideTheRoofsOfTheMachine) {
+  const std::string benchmark = "benchmark: {prefill_tokens: 16, decode_tokens: 8, repetitions: 2}\n";
+  ASSERT_EQ(run("  - rtn: {bits: 4, group_size: -1}\n", "out", evaluate_ + benchmark).status, 0);
+  ASSERT_EQ(run("  - rtn: {bits: 4, group_size: -1}\n", "results/plain").status, 0);
+  const Json report = Json::parse(read_text_file(folder_ / "out" / "report.json"));
+  const Json page = checked(folder_ / "out" / "report.html");
+  const auto table = std::ranges::find_if(page.at("tables"), [](const Json& t) { return t[0][0] == "what"; });
+  ASSERT_NE(table, page.at("tables").end());
+  ASSERT_EQ(table->size(), 5u);
+  const std::vector<std::pair<std::string, std::string>> rows = {{"prefill of 16 tokens", "this model"},
+                                                                 {"prefill of 16 tokens", "original"},
+                                                                 {"decode of 8 tokens", "this model"},
+                                                                 {"decode of 8 tokens", "original"}};
+  for (size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_EQ((*table)[i + 1][0], rows[i].first);
+    EXPECT_EQ((*table)[i + 1][1], rows[i].second);
+  }
+  // The shares are rates over roofs, and the rates bytes and operations times speeds.
+  for (const Json& result : {report.at("benchmark"), report.at("benchmark").at("reference")}) {
+    const auto value = [&](const char* key) { return result.at(key).get<double>(); };
+    EXPECT_NEAR(value("decode_gbps"), value("bytes_per_token") * value("decode_tokens_per_second") / 1e9,
+                1e-6 * value("decode_gbps"));
+    EXPECT_NEAR(value("decode_share"), value("decode_gbps") / value("decode_roof_gbps"), 1e-6);
+    EXPECT_NEAR(value("prefill_gflops"),
+                value("prefill_linear_flops") / 16.0 * value("prefill_tokens_per_second") / 1e9,
+                1e-6 * value("prefill_gflops"));
+    EXPECT_NEAR(value("prefill_share"), value("prefill_gflops") / value("prefill_roof_gflops"), 1e-6);
+  }
+  // The codes are read in place of floats.
+  EXPECT_LT(report["benchmark"]["bytes_per_token"], report["benchmark"]["reference"]["bytes_per_token"]);
+  const Outcome outcome = run_pare({"report", (folder_ / "out").string(), "--json"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const Json row = Json::parse(outcome.out).at("runs").at(0);
+  EXPECT_EQ(row.at("decode_share"), report["benchmark"]["decode_share"]);
+  EXPECT_EQ(row.at("prefill_tokens_per_second"), report["benchmark"]["prefill_tokens_per_second"]);
+  EXPECT_NE(runs_page(find_runs({folder_ / "out"})).find("Quality against the speed of decode"), std::string::npos);
+  // What `pare bench` has measured is taken where the recipe says nothing of it.
+  const Outcome bench = run_pare({"bench", (folder_ / "results" / "plain").string(), "--prefill-tokens", "16",
+                                  "--decode-tokens", "8", "--repetitions", "1", "--json"});
+  ASSERT_EQ(bench.status, 0) << bench.err;
+  EXPECT_FALSE(find_runs({folder_ / "results"}).runs.at(0).decode);
+  write_text(folder_ / "results" / "plain.bench.json", bench.out);
+  EXPECT_EQ(find_runs({folder_ / "results"}).runs.at(0).decode,
+            Json::parse(bench.out).at("decode_tokens_per_second").get<double>());
+  // A speed is in no file that is inside the promise of equal bytes.
+  EXPECT_EQ(read_text_file(folder_ / "out" / "pare.json").find("tokens_per_second"), std::string::npos);
+  // What the model's context does not hold is refused before any work.
+  const Outcome long_prompt =
+      run("  - rtn: {bits: 4, group_size: -1}\n", "long", "benchmark: {prefill_tokens: 100000}\n");
+  EXPECT_EQ(long_prompt.status, 1);
+  EXPECT_NE(long_prompt.err.find("100000 tokens do not fit the model's context"), std::string::npos) << long_prompt.err;
 }
 
 TEST(BestRuns, AreThoseThatNoOtherBeats) {
@@ -158,6 +211,10 @@ TEST(BestRuns, AreThoseThatNoOtherBeats) {
   }
   EXPECT_EQ(best_runs(runs, "a"), expected);
   EXPECT_TRUE(best_runs(runs, "c").empty());
+  // By speed, of which more is better; the first has none.
+  for (size_t i = 1; i < runs.size(); ++i) runs[i].decode = 10.0 + static_cast<double>(i % 3);
+  const auto slowness = [](const RunFigures& run) { return run.decode ? std::optional(-*run.decode) : std::nullopt; };
+  EXPECT_EQ(best_runs(runs, "a", slowness), (std::vector<size_t>{5}));
 }
 
 // A report whose every text is somebody else's.
