@@ -20,6 +20,7 @@
 #include "compress/run/calibrate.h"
 #include "compress/run/pipeline.h"
 #include "compress/run/torch_errors.h"
+#include "compress/sweep/sweep.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/commands/command_line.h"
 #include "runtime/commands/command_parts.h"
@@ -30,6 +31,7 @@
 #include "runtime/system/json_text.h"
 #include "runtime/system/partial_output.h"
 #include "runtime/system/private_files.h"
+#include "runtime/system/visible_text.h"
 
 namespace {
 
@@ -387,6 +389,45 @@ void report_on_runs(const pare::runtime::Arguments& arguments, pare::runtime::Co
   if (page.empty() || arguments.flag("markdown")) console.report() << pare::compress::runs_markdown(found);
 }
 
+// The table stands on standard output whatever has failed.
+void sweep_recipe(const pare::runtime::Arguments& arguments, pare::runtime::Console& console) {
+  pare::compress::RunOptions options = run_options(arguments);
+  if (arguments.given("out")) options.output = arguments.text("out");
+  options.fresh = arguments.flag("fresh");
+  options.on_gpu = pare::runtime::device_of(arguments) == pare::runtime::ComputeDevice::cuda;
+  pare::compress::SweepResult result;
+  result_of(options.dry_run, console, [&](pare::runtime::Progress& progress) {
+    result = pare::compress::sweep(arguments.positional(0), options, progress);
+    return result.json;
+  });
+  console.set_result(result.json);
+  if (!result.markdown.empty()) console.report() << result.markdown;
+  if (result.failures.empty()) return;
+  std::vector<std::string> lines = {std::to_string(result.failures.size()) +
+                                    (result.failures.size() == 1 ? " point has failed; " : " points have failed; ") +
+                                    "the others are done, and the same command tries again what has failed:"};
+  for (const std::string& failure : result.failures) lines.push_back("  " + failure);
+  throw pare::runtime::ErrorOfLines(lines);
+}
+
+pare::runtime::Command sweep_command() {
+  pare::runtime::Command command = run_command();
+  command.name = "sweep";
+  command.summary = "Run a recipe for each point of its grid of values, and set the results beside one another.";
+  command.positionals = {{"RECIPE", "YAML file with 'sweep: {grid: {gptq.bits: [3, 4]}}' or the like"}};
+  command.run = sweep_recipe;
+  for (pare::runtime::OptionSpec& option : command.options) {
+    if (option.name == "out") {
+      option.help = "folder for the results, instead of the recipe's; a sweep that was begun there goes on";
+    }
+    if (option.name == "dry-run") {
+      option.help = "print the points, and what memory, disk and time they will take, and stop";
+    }
+    if (option.name == "fresh") option.help = "discard what interrupted runs have left; results that are there stay";
+  }
+  return command;
+}
+
 pare::runtime::Command report_command() {
   return {
       .name = "report",
@@ -402,13 +443,9 @@ pare::runtime::Command report_command() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::vector<pare::runtime::Command> commands = {run_command(),
-                                                  calibrate_command(),
-                                                  record_command(),
-                                                  recipes_command(),
-                                                  card_command(),
-                                                  report_command(),
-                                                  pare::compress::export_command()};
+  std::vector<pare::runtime::Command> commands = {
+      run_command(),     sweep_command(), calibrate_command(), record_command(),
+      recipes_command(), card_command(),  report_command(),    pare::compress::export_command()};
   for (pare::runtime::Command& command : pare::runtime::runtime_commands()) commands.push_back(std::move(command));
   const pare::runtime::Program program = {
       .name = "pare",

@@ -71,6 +71,7 @@ MAY_INCLUDE = {
                         "compress/train"},
     "compress/export": {"quant", "runtime/*", "compress/plan", "compress/artifact", "compress/walk", "compress/report",
                        "compress/run"},
+    "compress/sweep": {"runtime/*", "compress/recipe", "compress/predict", "compress/report", "compress/run"},
     "compress/run": {"quant", "prune", "distill", "runtime/*", "compress/*"},
     "compress": {"runtime/*", "compress/*"},
     "tests/emulation": {"runtime/cuda"},

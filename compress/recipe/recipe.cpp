@@ -215,7 +215,7 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
     }
     check_order(recipe, *passes);
   }
-  if (recipe.passes.empty() && !recipe.head && !recipe.calibration && !recipe.student) {
+  if (recipe.passes.empty() && !recipe.head && !recipe.calibration && !recipe.student && !recipe.sweep) {
     top.fail("nothing to do: give 'passes:' with at least one of " + pass_names(PassKind::rounds) + ", or 'head:'");
   }
   const bool has_layerwise = std::any_of(recipe.passes.begin(), recipe.passes.end(), [](const PassRecipe& pass) {
@@ -235,7 +235,11 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
 }
 
 Recipe read_recipe(const std::filesystem::path& path) {
-  return parse_recipe(runtime::read_file_or_pipe(path, kMaxRecipeBytes), path);
+  return parse_recipe(read_recipe_text(path), path);
+}
+
+std::string read_recipe_text(const std::filesystem::path& path) {
+  return runtime::read_file_or_pipe(path, kMaxRecipeBytes);
 }
 
 bool matches_glob(std::string_view pattern, std::string_view name) {

@@ -79,6 +79,13 @@ struct BenchmarkRecipe {
   void fields(runtime::FieldVisitor& visit);
 };
 
+// `sweep:` one recipe for each choice of values (compress/sweep). What stands in its grid is read there.
+struct SweepRecipe {
+  bool statistics = true;  // all points start from one file of statistics, if the recipe has a text to calibrate on
+
+  void fields(runtime::FieldVisitor& visit);
+};
+
 // `sensitivity:` what rounding each group of layers alone adds to the loss.
 struct SensitivityRecipe {
   std::filesystem::path text;      // empty: the first windows of the calibration
@@ -129,6 +136,7 @@ struct Recipe {
   std::vector<EvaluationRecipe> evaluate;  // in the order of their table
   std::optional<BenchmarkRecipe> benchmark;
   FailIf fail_if;
+  std::optional<SweepRecipe> sweep;  // pare sweep makes recipes without it
   KeptZeros kept_zeros = KeptZeros::pruned;
   bool asks_for_zeros = false;  // whether the recipe says so itself: what is found is then no event
   bool strict = false;          // an event (raised damping, dead column, fallback) is an error
@@ -143,6 +151,8 @@ struct Recipe {
 // all that can be checked without the model: keys, types, ranges, combinations (hessian_diagonal scales without
 // calibration, ...), patterns.
 Recipe read_recipe(const std::filesystem::path& path);
+// The file's text. Throws std::runtime_error for what cannot be read, or is larger than any recipe.
+std::string read_recipe_text(const std::filesystem::path& path);
 Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file);
 
 // The recipe's pass of that kind; null when there is none.

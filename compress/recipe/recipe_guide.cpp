@@ -139,7 +139,7 @@ std::string allowed_cell(const runtime::OptionRow& row, const std::vector<runtim
   if (is_top && row.type == runtime::OptionType::map) return "[map](#" + row.name + ")";
   if (is_top && row.type == runtime::OptionType::other) return "[list](#" + row.name + ")";
   if (row.type == runtime::OptionType::map && has_type(rows, row.name)) return "map, or a type";
-  if (row.type == runtime::OptionType::other) return "map of maps";
+  if (row.type == runtime::OptionType::other) return row.name == kOverrideKey ? "map of maps" : "map of lists";
   return runtime::allowed_text(row, "`");
 }
 
@@ -287,7 +287,7 @@ std::string section_text(const std::string& name) {
     if (row.type == runtime::OptionType::map) {
       text << (has_type(found->rows, row.name) ? "a map, or its type" : "a map");
     } else if (row.type == runtime::OptionType::other) {
-      text << (row.name == kOverrideKey ? "a map of maps" : "a list");
+      text << (row.name == kOverrideKey ? "a map of maps" : name == kTop ? "a list" : "a map of lists");
     } else {
       text << runtime::allowed_text(row, "");
     }

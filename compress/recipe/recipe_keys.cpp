@@ -126,6 +126,14 @@ void BenchmarkRecipe::fields(runtime::FieldVisitor& visit) {
   visit("reference", reference, "The uncompressed model is measured as well.");
 }
 
+void SweepRecipe::fields(runtime::FieldVisitor& visit) {
+  visit.other("grid",
+              "This maps keys of the recipe to lists of values, such as `gptq.bits: [3, 4]`. Each choice of one value "
+              "for every key is a point. A list of such maps has the points of all of them.");
+  visit("statistics", statistics,
+        "All points start from one file of statistics, taken once. With `false` each point calibrates by itself.");
+}
+
 void FailIf::fields(runtime::FieldVisitor& visit) {
   std::set<std::string_view> visited;  // rows may share a gate
   for (const runtime::EvaluationRow* row : runtime::evaluation_rows()) {
@@ -176,6 +184,8 @@ void Recipe::fields(runtime::FieldVisitor& visit) {
         "The result's speed is measured, and the highest speeds of the machine beside it. Both are in the report "
         "alone.");
   visit("fail_if", fail_if, "The run fails where the result is worse than this.");
+  visit("sweep", sweep,
+        "`pare sweep` runs a recipe for each point of a grid. `pare run` refuses a recipe that has this key.");
   bool releases_zeros = kept_zeros == KeptZeros::none;
   visit("release_zeros", releases_zeros, "Zeros that pruning has made in the source may change.");
   if (releases_zeros) kept_zeros = KeptZeros::none;

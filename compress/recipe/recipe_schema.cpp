@@ -162,6 +162,10 @@ std::string recipe_schema() {
   Json& evaluate_schema = schema["properties"][std::string(kEvaluateKey)];
   evaluate_schema["type"] = "array";
   evaluate_schema["items"] = std::move(item);
+  const Json points = {
+      {"type", "object"}, {"minProperties", 1}, {"additionalProperties", {{"type", "array"}, {"minItems", 1}}}};
+  schema["properties"]["sweep"]["properties"]["grid"]["anyOf"] =
+      Json::array({points, Json{{"type", "array"}, {"minItems", 1}, {"items", points}}});
   schema["$defs"] = std::move(definitions);
   return runtime::json_text(schema, 2) + "\n";
 }

@@ -101,6 +101,43 @@ void check_documents(const std::string& yaml, const std::filesystem::path& file)
                               "is one document: keep one, or give each a file of its own");
 }
 
+// A tree in which nothing is shared: a change of one place changes no other. Aliases can stand for more than memory
+// holds.
+YAML::Node unshared(const YAML::Node& node, int64_t& num_left) {
+  if (--num_left < 0) throw std::length_error("more values than any recipe has");
+  YAML::Node copy;
+  if (node.IsScalar()) {
+    copy = node.Scalar();
+  } else if (node.IsSequence()) {
+    copy = YAML::Node(YAML::NodeType::Sequence);
+    for (const auto& item : node) copy.push_back(unshared(item, num_left));
+  } else if (node.IsMap()) {
+    copy = YAML::Node(YAML::NodeType::Map);
+    // A key that stands twice stays, so that the reader refuses it.
+    for (const auto& entry : node) copy.force_insert(unshared(entry.first, num_left), unshared(entry.second, num_left));
+  }
+  copy.SetTag(node.Tag());
+  copy.SetStyle(node.Style());
+  return copy;
+}
+
+// Where the step leads from a node: the value of a map's key, or the item of a list that has the key.
+std::vector<YAML::Node> targets(const YAML::Node& from, const std::string& step) {
+  std::vector<YAML::Node> found;
+  if (from.IsMap()) {
+    for (const auto& entry : from) {
+      if (entry.first.IsScalar() && entry.first.Scalar() == step) found.push_back(entry.second);
+    }
+  } else if (from.IsSequence()) {
+    for (const auto& item : from) {
+      for (const YAML::Node& target : item.IsMap() ? targets(item, step) : std::vector<YAML::Node>()) {
+        found.push_back(target);
+      }
+    }
+  }
+  return found;
+}
+
 }  // namespace
 
 YamlValue::YamlValue(const YAML::Node& node, std::string path, const std::filesystem::path& file)
@@ -197,6 +234,44 @@ double YamlValue::number(double low, double high) const {
 
 bool YamlValue::has_key(const std::string& name) const {
   return is_map() && (*node_)[name].IsDefined();
+}
+
+std::string YamlValue::changed(std::span<const YamlChange> changes) const {
+  constexpr int64_t kMostValues = 100'000;
+  int64_t num_left = kMostValues;
+  try {
+    YAML::Node root = unshared(*node_, num_left);
+    for (const YamlChange& change : changes) {
+      YAML::Node place = root;
+      std::string way;
+      for (size_t i = 0; i < change.path.size(); ++i) {
+        const std::string& step = change.path[i];
+        way += (way.empty() ? "" : ".") + step;
+        const std::vector<YAML::Node> found = targets(place, step);
+        if (found.size() > 1) fail("'" + way + "' stands for " + std::to_string(found.size()) + " places; name one");
+        const bool is_last = i + 1 == change.path.size();
+        if (is_last && change.value == nullptr) {
+          if (!found.empty()) place.remove(step);
+        } else if (is_last && found.empty()) {
+          if (place.IsNull()) place = YAML::Node(YAML::NodeType::Map);
+          if (!place.IsMap()) fail("'" + way + "': there is no such place in the recipe");
+          place.force_insert(step, unshared(*change.value->node_, num_left));
+        } else if (found.empty()) {
+          fail("'" + way + "': there is no such place in the recipe");
+        } else if (is_last) {
+          YAML::Node target = found.front();
+          target = unshared(*change.value->node_, num_left);
+        } else {
+          place.reset(found.front());
+        }
+      }
+    }
+    YAML::Emitter text;
+    text << root;
+    return std::string(text.c_str()) + "\n";
+  } catch (const std::length_error& error) {
+    fail(error.what());
+  }
 }
 
 bool YamlValue::is_list() const {

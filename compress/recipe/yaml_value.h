@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,14 @@ class Node;
 }
 
 namespace pare::compress {
+
+class YamlValue;
+
+// A change of a document. A step of the path is a key of a map, or, in a list, the key that one of its items has.
+struct YamlChange {
+  std::vector<std::string> path;
+  const YamlValue* value = nullptr;  // that is put there; null: the key is taken away
+};
 
 class YamlValue {
  public:
@@ -38,6 +47,10 @@ class YamlValue {
   bool boolean() const;
   int64_t integer(int64_t low, int64_t high) const;  // in [low, high]
   double number(double low, double high) const;      // in [low, high]
+
+  // Returns the value as YAML, without comments, with these changes one after the other. A map gets the last key of a
+  // path if it has none; all steps before it must lead somewhere. Throws as fail() does, naming the step.
+  std::string changed(std::span<const YamlChange> changes) const;
 
   bool has_key(const std::string& name) const;
   bool is_map() const;

@@ -141,6 +141,10 @@ int set_num_threads(int num_threads) {
 }
 
 std::string run(const Recipe& recipe, const RunOptions& options, runtime::Progress& progress) {
+  if (recipe.sweep) {
+    throw std::invalid_argument("'" + recipe.file.string() +
+                                "': 'sweep' makes many recipes of one: run them with 'pare sweep', or leave it out");
+  }
   const fs::path output = runtime::output_place(chosen(options.output, recipe.output, "output", "output", "--out"));
   std::vector<Recipe> phases = phases_of(recipe);
   Workplace::check_output_is_free(

@@ -41,11 +41,23 @@ budget: {size: 80000000, allow: [2, 16]}
 passes: [{distill: {text: [a.txt, b.jsonl], learning_rate: 1e-3}}]
 ---
 calibration: {text: t, seed: 9223372036854775807}
+---
+sweep: {grid: {gptq.bits: [3, 4], passes: [[rtn: {}]]}}
+---
+sweep: {grid: [{gptq.bits: [3]}, {head.bits: [8]}], statistics: false}
 """
 
 # Each is wrong in one thing.
 BAD = """
 modle: m
+---
+sweep: {grid: {gptq.bits: []}}
+---
+sweep: {grid: {gptq.bits: 3}}
+---
+sweep: {grid: []}
+---
+sweep: {grids: {}}
 ---
 passes: {rtn: {}}
 ---
