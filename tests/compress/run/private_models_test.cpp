@@ -74,6 +74,17 @@ class PrivateModels : public testing::Test {
          "--tokens", "16", "--windows", "2"},
         {"logits" + suffix + ".h5", "logits" + suffix + ".h5.shards", "logits" + suffix + ".h5.shards/00000.h5"},
         withheld);
+    expect_withheld({"eval", model_.string(), "--text", text_.string(), "--context", "16", "--windows", "2", "--store",
+                     (folder_ / ("reference" + suffix)).string()},
+                    {"reference" + suffix}, withheld);
+    expect_withheld({"export", model_.string(), (folder_ / ("f16" + suffix + ".gguf")).string(), "--format", "f16"},
+                    {"f16" + suffix + ".gguf"}, withheld);
+    expect_withheld(
+        {"export", (folder_ / ("run" + suffix)).string(), (folder_ / ("gptq" + suffix)).string(), "--format", "gptq"},
+        {"gptq" + suffix, "gptq" + suffix + "/model.safetensors"}, withheld);
+    expect_withheld(
+        {"report", (folder_ / ("run" + suffix)).string(), "--out", (folder_ / ("report" + suffix + ".html")).string()},
+        {"report" + suffix + ".html"}, withheld);
   }
 
   mode_t umask_ = ::umask(0);
