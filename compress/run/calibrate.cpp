@@ -183,4 +183,20 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
   return runtime::json_text(report, 2);
 }
 
+void check_statistics_of(const Recipe& recipe, const fs::path& statistics, const RunOptions& options,
+                         runtime::Progress& progress) {
+  const PlainSource directory(chosen(options.model, recipe.model, "model", "model", "--model"), /*unpacks=*/true,
+                              progress);
+  const runtime::Checkpoint checkpoint = runtime::Checkpoint::open(directory.path());
+  const StatisticsFile file = StatisticsFile::open(statistics);
+  const auto fail = [&](const std::string& what) {
+    throw std::invalid_argument("'" + statistics.string() + "' was taken " + what +
+                                ": remove it and the results that began from it, or give another output");
+  };
+  if (file.origin().model != model_hash(checkpoint)) fail("of another model than the recipe has now");
+  if (file.origin().data != windows_hash(read_windows(*recipe.calibration, checkpoint))) {
+    fail("on other windows than '" + recipe.calibration->text.string() + "' gives now");
+  }
+}
+
 }  // namespace pare::compress

@@ -19,4 +19,10 @@ namespace pare::compress {
 std::string calibrate(const Recipe& recipe, const std::filesystem::path& output, const RunOptions& options,
                       runtime::Progress& progress);
 
+// Throws std::invalid_argument if the statistics in that file are not those that `calibrate` would take of this recipe
+// now: of another model, or of other windows, as where the text has changed since. Reads the whole file. Throws what
+// StatisticsFile::open throws.
+void check_statistics_of(const Recipe& recipe, const std::filesystem::path& statistics, const RunOptions& options,
+                         runtime::Progress& progress);
+
 }  // namespace pare::compress

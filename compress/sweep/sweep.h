@@ -28,7 +28,7 @@ struct SweepResult {
 // options.fresh discards what interrupted runs have left, and keeps results. With dry_run nothing is written, and the
 // points are printed.
 // Throws std::invalid_argument (what sweep_points and parse_recipe throw; a point that cannot be planned, with its
-// name; a result that another recipe has made), std::runtime_error and Interrupted.
+// name; a result that another recipe has made; statistics of another text or model), std::runtime_error, Interrupted.
 SweepResult sweep(const std::filesystem::path& file, const RunOptions& options, runtime::Progress& progress);
 
 }  // namespace pare::compress

@@ -252,6 +252,27 @@ TEST_F(Sweeps, AFailingPointLosesNoOther) {
   EXPECT_EQ(json.out, "");
 }
 
+// The recipe is the same, and its text has changed. New points would start from the statistics of the old one.
+TEST_F(Sweeps, StatisticsOfAnEarlierTextAreRefused) {
+  const std::string data = std::string(kSourceFolder) + "/calibration_data/", text = (folder_ / "own.txt").string();
+  const auto yaml = [&](const std::string& bits) {
+    return "model: " + data + "stories260k\ncalibration: {text: " + text +
+           ", samples: 2, tokens: 16}\npasses:\n  - gptq: {bits: 4, group_size: -1}\nsweep: {grid: {gptq.bits: [" +
+           bits + "]}}\n";
+  };
+  const std::string all = read_text_file(data + "stories.txt");
+  write_text(text, all.substr(0, 4000));
+  ASSERT_EQ(sweep(yaml("8"), "out").status, 0);
+  write_text(text, all.substr(4000, 4000));
+  EXPECT_EQ(sweep(yaml("8"), "out").status, 0);  // nothing is left to do
+  const Outcome more = sweep(yaml("3, 8"), "out");
+  EXPECT_EQ(more.status, 1);
+  EXPECT_NE(more.err.find("was taken on other windows than"), std::string::npos) << more.err;
+  EXPECT_FALSE(fs::exists(folder_ / "out" / "bits-3"));
+  write_text(text, all.substr(0, 4000));
+  EXPECT_EQ(sweep(yaml("3, 8"), "out").status, 0);
+}
+
 TEST_F(Sweeps, EveryPointIsCheckedBeforeTheFirstRuns) {
   // Group sizes are held against the model, ranges against the options.
   const Outcome group = sweep(recipe("{gptq.group_size: [-1, 32]}"), "out");
