@@ -163,8 +163,9 @@ std::map<std::string, std::string> modules_with_codes(const Patient& patient) {
       if (name.ends_with(suffix)) found.emplace(name.substr(0, name.size() - suffix.size()), suffix);
     }
     const DType dtype = tensor.view->dtype;
-    const bool is_of_bytes = dtype == DType::I8 || dtype == DType::U8 || dtype == DType::F8_E4M3;
-    if (is_of_bytes && name.ends_with(kPlainSuffix) && tensor.view->shape.size() == 2) {
+    const bool is_coded =  // in bytes, or in MLX's words
+        dtype == DType::I8 || dtype == DType::U8 || dtype == DType::F8_E4M3 || dtype == DType::U32;
+    if (is_coded && name.ends_with(kPlainSuffix) && tensor.view->shape.size() == 2) {
       found.emplace(name.substr(0, name.size() - kPlainSuffix.size()), kPlainSuffix);
     }
   }

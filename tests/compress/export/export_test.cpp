@@ -377,8 +377,8 @@ TEST_F(Export, BlocksOfEveryTypePassOrAreDecoded) {
   // Experts of gpt-oss are codes in its files, and numbers to whoever reads them.
   const std::string stacks = family("gpt_oss_moe_mxfp4_bf16").string();
   ASSERT_EQ(run_pare({"export", stacks, at("stacks.gguf").string(), "--format", "bf16"}).status, 0);
-  for (const std::string& model : {std::string("stacks.gguf"), stacks}) {
-    refused(model, "gptq", {fs::path(model).filename().string(), "experts in stacks", "--format dense"});
+  for (const std::string& source : {std::string("stacks.gguf"), stacks}) {
+    refused(source, "gptq", {fs::path(source).filename().string(), "experts in stacks", "--format dense"});
   }
 }
 

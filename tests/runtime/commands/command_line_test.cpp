@@ -120,7 +120,7 @@ TEST_F(PareRuntime, HelpListsEveryCommandAndOption) {
   const Outcome help = run("--help");
   EXPECT_EQ(help.status, 0);
   EXPECT_EQ(help.err, "");
-  ASSERT_EQ(runtime_commands().size(), 7u);
+  ASSERT_EQ(runtime_commands().size(), 8u);
   for (const Command& command : runtime_commands()) {
     EXPECT_NE(help.out.find("\n  " + command.name + " "), std::string::npos) << command.name;
     const Outcome command_help = run(command.name + " --help");

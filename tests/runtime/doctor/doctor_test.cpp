@@ -75,8 +75,16 @@ TEST_F(Doctor, GoldenModelsAreHealthy) {
     }
   }
   EXPECT_GT(models.size(), 100u);
+  // AutoRound 0.16.1 leaves the head in floats, and names it nowhere in `ignore`.
+  const fs::path forgets_head = golden / "auto_round" / "ct_fp8";
   for (const fs::path& model : models) {
     const Examination examination = examine(model);
+    if (model == forgets_head) {
+      ASSERT_EQ(examination.findings.size(), 1u) << text_of(examination);
+      EXPECT_EQ(examination.findings.front().illness, Illness::list_lacks_dense);
+      EXPECT_EQ(examination.findings.front().concerned, std::vector<std::string>{"lm_head"});
+      continue;
+    }
     EXPECT_TRUE(examination.findings.empty()) << text_of(examination);
   }
 }
