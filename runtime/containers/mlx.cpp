@@ -74,10 +74,15 @@ MlxConfig::Entry read_entry(const Json& stated, MlxConfig::Entry entry, const st
   return entry;
 }
 
+// GPTQ and AWQ say more than these two, and may lack the method as well.
 bool is_unnamed_mlx(const std::string& json) {
   const Json config = parse_config_text(json, "");
-  return config.is_object() && !config.contains("quant_method") && config.contains("bits") &&
-         config.contains("group_size");
+  if (!config.is_object() || config.contains("quant_method") || !config.contains("bits")) return false;
+  for (const char* const key : {"desc_act", "sym", "zero_point"}) {
+    if (config.contains(key)) return false;
+  }
+  const Json size = value_or_null(config, "group_size");
+  return size.is_number_unsigned() && size.get<uint64_t>() > 0;
 }
 
 }  // namespace

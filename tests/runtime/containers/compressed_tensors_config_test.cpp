@@ -379,7 +379,7 @@ TEST(QuantizationConfig, EverythingUnsupportedIsRefusedByName) {
   refused(weights, nullptr, {"group_0.weights", "quantized weights"});
   refused(weights + "/new_key", 1, {"group_0.weights", "unknown key 'new_key'"});
   refused(weights + "/type", "float", {"weights.type", "float"});
-  refused(weights + "/num_bits", 5, {"weights.num_bits", "2, 3, 4 or 8", "found 5"});
+  refused(weights + "/num_bits", 9, {"weights.num_bits", "2, 3, 4, 5, 6, 7 or 8", "found 9"});
   refused(weights + "/num_bits", "4", {"weights.num_bits", "found \"4\""});
   refused(weights + "/symmetric", 1, {"weights.symmetric", "true or false"});
   refused(weights + "/dynamic", true, {"weights.dynamic"});

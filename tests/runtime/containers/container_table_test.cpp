@@ -14,6 +14,7 @@
 #include "runtime/containers/bitsandbytes_nf4.h"
 #include "runtime/containers/compressed_tensors.h"
 #include "runtime/containers/gptq.h"
+#include "runtime/containers/mlx.h"
 #include "runtime/containers/pare_int8.h"
 #include "runtime/containers/stored_linear.h"
 #include "runtime/files/safetensors.h"
@@ -471,9 +472,16 @@ TEST(ContainerFormat, TheTableIsFoundByNameAndByConfiguration) {
     // These share their methods with others.
     const std::map<const ContainerFormat*, std::string> said = {
         {&bitsandbytes_nf4_container(), R"({"load_in_4bit": true})"},
-        {&gptq_v2_container(), R"({"checkpoint_format": "gptq_v2"})"}};
-    EXPECT_EQ(find_container(format->method(), said.contains(format) ? said.at(format) : "{}"), format);
+        {&gptq_v2_container(), R"({"checkpoint_format": "gptq_v2"})"},
+        {&mlx_container(), R"({"bits": 4, "group_size": 64})"}};
+    const std::string_view method = format == &mlx_container() ? "" : format->method();  // MLX's files name none
+    EXPECT_EQ(find_container(method, said.contains(format) ? said.at(format) : "{}"), format);
     EXPECT_FALSE(format->suffixes().empty());
+  }
+  for (const char* const other :
+       {R"({"bits": 4, "group_size": -1})", R"({"bits": 4})", R"({"bits": 4, "group_size": 64, "desc_act": false})",
+        R"({"bits": 4, "group_size": 64, "zero_point": true})"}) {
+    EXPECT_EQ(find_container("", other), nullptr) << other;
   }
   expect_error<std::invalid_argument>([] { container_format("gguf"); },
                                       {"'gguf'", "'compressed-tensors'", "'awq-gemm'", "'gptq'", "'gptq-v2'",
