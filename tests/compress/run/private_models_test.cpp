@@ -77,8 +77,6 @@ class PrivateModels : public testing::Test {
     expect_withheld({"eval", model_.string(), "--text", text_.string(), "--context", "16", "--windows", "2", "--store",
                      (folder_ / ("reference" + suffix)).string()},
                     {"reference" + suffix}, withheld);
-    expect_withheld({"export", model_.string(), (folder_ / ("f16" + suffix + ".gguf")).string(), "--format", "f16"},
-                    {"f16" + suffix + ".gguf"}, withheld);
     expect_withheld(
         {"export", (folder_ / ("run" + suffix)).string(), (folder_ / ("gptq" + suffix)).string(), "--format", "gptq"},
         {"gptq" + suffix, "gptq" + suffix + "/model.safetensors"}, withheld);
@@ -97,6 +95,8 @@ TEST_F(PrivateModels, OutputsAreForNobodyElse) {
   expect_all_withheld(S_IRWXO, "-of-a-group");
   fs::permissions(model_ / "model.safetensors", static_cast<fs::perms>(0600));
   expect_all_withheld(S_IRWXG | S_IRWXO, "-of-one");
+  expect_withheld({"export", model_.string(), (folder_ / "f16.gguf").string(), "--format", "f16"}, {"f16.gguf"},
+                  S_IRWXG | S_IRWXO);
   // The private model is the teacher of another one.
   fs::permissions(model_ / "model.safetensors", static_cast<fs::perms>(0644));
   fs::copy(model_, folder_ / "teacher", fs::copy_options::recursive);
