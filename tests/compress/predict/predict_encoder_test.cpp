@@ -31,20 +31,28 @@ TEST(EncoderMemory, IsWhatWasPredictedOfLongTexts) {
                                     "\ncalibration: {text: " + (folder / "texts.txt").string() +
                                     ", samples: 4, tokens: 512}\npasses:\n  - wanda: {resolve: 0}\n    layers: "
                                     "{exclude: [\"*.dense\", \"*.value\"]}\n");
-  const auto run = [&](const std::string& out, std::vector<std::string> more) {
-    more.insert(more.begin(),
-                {"run", (folder / "r.yaml").string(), "--out", (folder / out).string(), "--threads", "4", "--json"});
+  const auto run = [&](const std::string& out, int threads, std::vector<std::string> more) {
+    more.insert(more.begin(), {"run", (folder / "r.yaml").string(), "--out", (folder / out).string(), "--threads",
+                               std::to_string(threads), "--json"});
     return run_pare(more);
   };
-  const Outcome dry = run("out", {"--dry-run"}), real = run("out", {});
-  ASSERT_EQ(dry.status, 0) << dry.err;
-  ASSERT_EQ(real.status, 0) << real.err;
-  const auto predicted = nlohmann::json::parse(dry.out).at("predicted_peak_memory_bytes").get<int64_t>();
-  const auto held = nlohmann::json::parse(real.out).at("peak_memory_bytes").get<int64_t>();
-  EXPECT_LE(held, predicted);
-  EXPECT_LE(predicted, held + held * 3 / 10);
+  int64_t held = 0;
+  for (const int threads : {1, 4}) {
+    SCOPED_TRACE(threads);
+    const std::string out = "out" + std::to_string(threads);
+    const Outcome dry = run(out, threads, {"--dry-run"}), real = run(out, threads, {});
+    ASSERT_EQ(dry.status, 0) << dry.err;
+    ASSERT_EQ(real.status, 0) << real.err;
+    const auto predicted = nlohmann::json::parse(dry.out).at("predicted_peak_memory_bytes").get<int64_t>();
+    held = nlohmann::json::parse(real.out).at("peak_memory_bytes").get<int64_t>();
+    EXPECT_LE(held, predicted);
+    // Four workers on fewer cores need not hold their scores at the same time, but one worker holds all of its own.
+    if (threads == 1) {
+      EXPECT_LE(predicted, held + held * 3 / 10);
+    }
+  }
   // Less is refused before any work.
-  const Outcome refused = run("refused", {"--max-memory", std::to_string(held * 3 / 4)});
+  const Outcome refused = run("refused", 4, {"--max-memory", std::to_string(held * 3 / 4)});
   EXPECT_EQ(refused.status, 1);
   EXPECT_NE(refused.err.find("is too little: this run needs "), std::string::npos) << refused.err;
   EXPECT_FALSE(fs::exists(folder / "refused") || fs::exists(folder / "refused.partial"));
