@@ -50,7 +50,7 @@ DType exact_dtype(std::span<const float> values, DType preferred) {
 
 // Returns what the source stores of a layer, as a writer takes it.
 runtime::StoredLinear read_stored(const runtime::Checkpoint& source, const LayerExport& layer) {
-  runtime::LinearWeights weights = source.linear(layer.linear);
+  runtime::LinearWeights weights = passing_codes(source, layer.linear);
   runtime::StoredLinear stored;
   stored.input = std::move(weights.input);
   stored.input.sparsity_threshold = 0.0f;  // it stands in config.json
@@ -335,7 +335,7 @@ class Exporter {
       exported.relative_error = exported.is_same ? 0.0 : relative_error(before, after);
       if (layer.passage == Passage::codes) {
         const auto of = [&](const runtime::Checkpoint& checkpoint) {
-          return std::get<runtime::QuantizedWeight>(checkpoint.linear(layer.linear).weight).scales_OG;
+          return std::get<runtime::QuantizedWeight>(passing_codes(checkpoint, layer.linear).weight).scales_OG;
         };
         exported.has_same_scales = of(source_) == of(written);
       }

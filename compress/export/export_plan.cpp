@@ -4,8 +4,11 @@
 #include <array>
 #include <set>
 #include <stdexcept>
+#include <utility>
+#include <variant>
 
 #include "quant/options.h"
+#include "runtime/blocks/block_integers.h"
 #include "runtime/containers/awq_gemm.h"
 #include "runtime/containers/bitsandbytes_int8.h"
 #include "runtime/containers/bitsandbytes_nf4.h"
@@ -83,13 +86,40 @@ int64_t group_that_fits(int64_t wanted, int64_t num_in) {
   return runtime::kPerChannel;
 }
 
+struct StoredLayer {
+  runtime::LinearDescription linear;
+  std::optional<PackScheme> scheme;  // of passing_codes
+  bool has_blocks = false;           // of GGUF
+};
+
+// Blocks of GGUF are read, which takes one layer's memory at a time.
+std::vector<StoredLayer> layers_of(const runtime::Checkpoint& source) {
+  std::vector<StoredLayer> layers;
+  for (const runtime::LinearDescription& linear : runtime::stored_linears(source)) {
+    StoredLayer layer{linear, source.stored_scheme(linear)};
+    if (layer.scheme && !layer.scheme->is_dense() && layer.scheme->code->is_blocks()) {
+      runtime::throw_if_interrupted();
+      layer.has_blocks = true;
+      const runtime::LinearWeights read = passing_codes(source, linear);
+      source.drop_pages(linear);
+      if (const auto* const weight = std::get_if<runtime::QuantizedWeight>(&read.weight); weight->code->is_integer()) {
+        layer.scheme = PackScheme{.bits = weight->bits,
+                                  .group_size = weight->group_size,
+                                  .symmetric = weight->symmetric,
+                                  .container = layer.scheme->container};
+      }
+    }
+    layers.push_back(std::move(layer));
+  }
+  return layers;
+}
+
 // Returns the group size of all compressed layers of blocks if they have one, else the largest that divides their
 // inputs.
-int64_t common_group_of(const runtime::Checkpoint& source) {
+int64_t common_group_of(const std::vector<StoredLayer>& layers) {
   std::set<int64_t> sizes;
   std::vector<int64_t> widths;
-  for (const runtime::LinearDescription& linear : runtime::stored_linears(source)) {
-    const std::optional<PackScheme> scheme = source.stored_scheme(linear);
+  for (const auto& [linear, scheme, has_blocks] : layers) {
     if (!scheme || scheme->is_dense()) continue;
     sizes.insert(scheme->group_size);
     widths.push_back(linear.num_in);
@@ -190,11 +220,11 @@ LayerExport plan_layer(const runtime::LinearDescription& linear, bool is_linear,
 }
 
 // Returns whether the zeros of every asymmetric layer are those of a symmetric one, as in files of AWQ, which always
-// state zeros. Reads them all.
-bool has_symmetric_zeros(const runtime::Checkpoint& source) {
-  for (const runtime::LinearDescription& linear : runtime::stored_linears(source)) {
-    const std::optional<PackScheme> scheme = source.stored_scheme(linear);
+// state zeros. Reads them all. Whether zeros of blocks are, is known already: an import may have no weights yet.
+bool has_symmetric_zeros(const runtime::Checkpoint& source, const std::vector<StoredLayer>& layers) {
+  for (const auto& [linear, scheme, has_blocks] : layers) {
     if (!scheme || !scheme->is_integer() || scheme->symmetric) continue;
+    if (has_blocks || runtime::ModelDirectory::is_import(source.directory())) return false;
     runtime::throw_if_interrupted();
     const runtime::LinearWeights read = source.linear(linear);
     source.drop_pages(linear);
@@ -279,6 +309,15 @@ const ExportFormat* find_folder_format(std::string_view name) {
   return found == kFormats.end() ? nullptr : &*found;
 }
 
+runtime::LinearWeights passing_codes(const runtime::Checkpoint& source, const runtime::LinearDescription& linear) {
+  runtime::LinearWeights weights = source.stored_linear(linear);
+  auto* const stored = std::get_if<runtime::QuantizedWeight>(&weights.weight);
+  if (stored == nullptr || !stored->code->is_blocks()) return weights;
+  if (std::optional<runtime::QuantizedWeight> integers = runtime::integers_of_blocks(*stored))
+    *stored = std::move(*integers);
+  return weights;
+}
+
 std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const ExportFormat& format, bool lossless) {
   if (!format.container.empty() && format.container != runtime::kCompressedTensors && !source.other_parts().empty()) {
     throw std::invalid_argument(
@@ -293,14 +332,14 @@ std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const Ex
     if (source.description().has_learned_positions()) tables.insert(source.description().position_table.name);
   }
   bool is_compressed = false, is_symmetric = false;
-  const int64_t common_group = common_group_of(source);
-  for (const runtime::LinearDescription& linear : runtime::stored_linears(source)) {
-    const std::optional<PackScheme> from = source.stored_scheme(linear);
+  const std::vector<StoredLayer> stored = layers_of(source);
+  const int64_t common_group = common_group_of(stored);
+  for (const auto& [linear, from, has_blocks] : stored) {
     if (!from || from->is_plain()) {
       layers.push_back({.linear = linear, .is_linear = !tables.contains(linear.name)});
       continue;
     }
-    if (!is_compressed) is_symmetric = has_symmetric_zeros(source);
+    if (!is_compressed) is_symmetric = has_symmetric_zeros(source, stored);
     is_compressed = true;
     PackScheme stated = *from;
     if (is_symmetric && stated.is_integer()) stated.symmetric = true;

@@ -36,13 +36,20 @@ struct LayerExport {
   runtime::LinearDescription linear;
   bool is_linear = true;  // false: an embedding
   Passage passage = Passage::unchanged;
-  // nullopt: dense. Where the zeros of all layers are those of symmetric ones, `from` says so.
+  // nullopt: dense. Where the zeros of all layers are those of symmetric ones, `from` says so. For blocks of GGUF that
+  // are integers it is the scheme of passing_codes, with their container.
   std::optional<runtime::PackScheme> from = {}, to = {};
   bool drops_input_rounding = false;  // the source rounds this layer's inputs, the format does not
   std::string reason = {};            // why the codes do not pass
 };
 
-// Decides for every linear, the embedding and the head. Of values only zeros are read.
+// Returns the weight whose codes an export passes: the stored one. Blocks of GGUF that are codes of integers
+// (runtime/blocks/block_integers.h) are given as such, as the import of a .gguf file gives them. Other blocks stay
+// blocks. Throws what Checkpoint::stored_linear throws.
+runtime::LinearWeights passing_codes(const runtime::Checkpoint& source, const runtime::LinearDescription& linear);
+
+// Decides for every linear, the embedding and the head. Of values only zeros are read, and blocks of GGUF in folders.
+// An import that has no weights yet (ImportOptions::has_weights) gives the same plan as with them.
 // Throws std::invalid_argument for a checkpoint without compressed layers (unless the format is dense), for a format
 // that holds none of them, and for layers that one file of it cannot hold together. With `lossless` it throws for the
 // first layer whose codes do not pass: layer, reason, what to do.

@@ -1,50 +1,20 @@
 #include "runtime/import/gguf_linear_codes.h"
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 #include <set>
 #include <span>
 
-#include "runtime/blocks/gguf_parts.h"
+#include "runtime/blocks/block_integers.h"
 #include "runtime/containers/compressed_tensors.h"
 #include "runtime/format/dtype.h"
 #include "runtime/format/stored_scheme.h"
 #include "runtime/import/gguf_places.h"
-#include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
 
 namespace pare::runtime {
 namespace {
-
-constexpr int64_t kBlock = 32;
-
-// Codes are written with 4 or 8 bits.
-int written_bits(const GgufGrid& grid) {
-  return grid.bits == 4 ? 4 : 8;
-}
-
-// W = scale (code - zero), with codes of written_bits.
-struct BlockScale {
-  float scale = 0.0f;
-  int zero = 0;
-};
-
-// Returns nullopt where codes, a zero and a scale do not say what the block says.
-std::optional<BlockScale> read_scale(const GgufGrid& grid, std::span<const std::byte> block) {
-  const GgufParts parts = take_scales(grid, block);
-  const float scale = parts.scale;
-  if (!std::isfinite(scale)) return std::nullopt;
-  const int bits = written_bits(grid);
-  if (!grid.has_minimum) return BlockScale{scale, 1 << (bits - 1)};
-  const float minimum = parts.minimum, wanted = scale == 0.0f ? 0.0f : -minimum / scale;
-  if (!(wanted >= 0.0f && wanted < static_cast<float>(1 << bits))) return std::nullopt;
-  const int zero = static_cast<int>(std::rint(wanted));
-  if (zero >> bits != 0 || -static_cast<float>(zero) * scale != minimum) return std::nullopt;
-  return BlockScale{scale, zero};
-}
 
 // One linear whose blocks all have such codes.
 class CodedLinear {
@@ -53,10 +23,8 @@ class CodedLinear {
   static std::optional<CodedLinear> find(const std::shared_ptr<const GgufFile>& file, const GgufPlace& place);
 
   PackScheme scheme() const {
-    return {.bits = written_bits(*grid_),
-            .group_size = group_size_,
-            .symmetric = is_symmetric_,
-            .layout = CodeLayout::bytes};
+    return {
+        .bits = form_.bits, .group_size = form_.group_size, .symmetric = form_.symmetric, .layout = CodeLayout::bytes};
   }
   const std::string& name() const { return linear_.name; }
   std::vector<StreamedTensor> tensors() const;
@@ -66,14 +34,13 @@ class CodedLinear {
     const int64_t stored = first_row_ + (source_.row_of ? source_.row_of(r) : r);
     return tensor_->data.subspan(static_cast<size_t>(stored * row_bytes_), static_cast<size_t>(row_bytes_));
   }
-  int64_t num_blocks() const { return linear_.num_in / kBlock; }
+  int64_t num_blocks() const { return linear_.num_in / kIntegerBlock; }
   std::span<const std::byte> bytes_of_block(std::span<const std::byte> row, int64_t b) const {
     return row.subspan(static_cast<size_t>(b * block_bytes_), static_cast<size_t>(block_bytes_));
   }
-  BlockScale scale_of(std::span<const std::byte> row, int64_t b) const {
-    return *read_scale(*grid_, bytes_of_block(row, b));
+  IntegerScale scale_of(std::span<const std::byte> row, int64_t b) const {
+    return *integer_scale(*grid_, bytes_of_block(row, b));
   }
-  bool survey();
   // Calls visit(row) for each row and passes on the bytes that it returns.
   template <typename Visit>
   std::function<void(const ByteSink&)> by_rows(const Visit& visit) const;
@@ -84,8 +51,7 @@ class CodedLinear {
   GgufSource source_;
   LinearDescription linear_;
   int64_t first_row_ = 0, row_bytes_ = 0, block_bytes_ = 0;
-  int64_t group_size_ = kBlock;
-  bool is_symmetric_ = true;
+  IntegerForm form_;
 };
 
 std::optional<CodedLinear> CodedLinear::find(const std::shared_ptr<const GgufFile>& file, const GgufPlace& place) {
@@ -102,36 +68,16 @@ std::optional<CodedLinear> CodedLinear::find(const std::shared_ptr<const GgufFil
   if (result.grid_ == nullptr || !result.grid_->has_integers() || shape.size() < 2 ||
       shape.back() != place.linear->num_in)
     return std::nullopt;
-  if (place.linear->num_in % kBlock != 0) return std::nullopt;
   const int64_t num_rows = result.tensor_->num_elements() / shape.back();
   result.first_row_ = source.part * (num_rows / std::max(source.num_parts, int64_t{1}));
   result.row_bytes_ = static_cast<int64_t>(result.tensor_->data.size()) / num_rows;
   result.block_bytes_ = gguf_block(static_cast<uint32_t>(result.tensor_->type)).size_bytes;
-  if (!result.survey()) return std::nullopt;
+  const auto row_of = [&](int64_t r) { return result.row(r); };
+  const std::optional<IntegerForm> form =
+      find_integer_form(result.grid_, place.linear->num_out, place.linear->num_in, row_of);
+  if (!form) return std::nullopt;
+  result.form_ = *form;
   return result;
-}
-
-// Finds symmetry and the size of groups. Returns whether every block has such codes.
-bool CodedLinear::survey() {
-  const int middle = 1 << (written_bits(*grid_) - 1);
-  int64_t blocks_of_group = num_blocks();  // as many as may share a scale
-  for (int64_t r = 0; r < linear_.num_out; ++r) {
-    throw_if_interrupted();
-    const std::span<const std::byte> bytes = row(r);
-    BlockScale last;
-    for (int64_t b = 0; b < num_blocks(); ++b) {
-      const std::optional<BlockScale> read = read_scale(*grid_, bytes_of_block(bytes, b));
-      if (!read) return false;
-      is_symmetric_ = is_symmetric_ && read->zero == middle;
-      // Groups end wherever a scale changes.
-      if (b > 0 && (read->scale != last.scale || read->zero != last.zero)) {
-        blocks_of_group = std::gcd(blocks_of_group, b);
-      }
-      last = *read;
-    }
-  }
-  group_size_ = blocks_of_group == num_blocks() ? kPerChannel : blocks_of_group * kBlock;
-  return true;
 }
 
 template <typename Visit>
@@ -145,14 +91,14 @@ std::vector<StreamedTensor> CodedLinear::tensors() const {
   const PackScheme scheme = this->scheme();
   const int64_t num_out = linear_.num_out, num_groups = scheme.num_groups(linear_.num_in);
   const int64_t blocks_of_group = num_blocks() / num_groups;
-  const int offset = 1 << (written_bits(*grid_) - 1);  // files count from -2^(bits-1)
-  const int subtracted = grid_->has_minimum ? offset : grid_->offset;
+  const int offset = 1 << (scheme.bits - 1);  // files count from -2^(bits-1)
+  const int subtracted = integer_offset(*grid_);
   const auto codes = [subtracted](const CodedLinear& self, int64_t r) {
     std::vector<std::byte> bytes;
     const std::span<const std::byte> stored = self.row(r);
     for (int64_t b = 0; b < self.num_blocks(); ++b) {
       const GgufParts parts = take_apart(*self.grid_, self.bytes_of_block(stored, b));
-      for (size_t i = 0; i < kBlock; ++i) bytes.push_back(static_cast<std::byte>(parts.codes[i] - subtracted));
+      for (size_t i = 0; i < kIntegerBlock; ++i) bytes.push_back(static_cast<std::byte>(parts.codes[i] - subtracted));
     }
     return bytes;
   };

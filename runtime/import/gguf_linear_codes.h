@@ -1,10 +1,7 @@
 // Linears of a GGUF file whose blocks hold codes of integers and scales, as codes: what export writes of codes comes
 // back unchanged.
 //
-// A block of Q4_0, Q5_0 or Q8_0 has a scale d and codes q, and W = d (q - 8), d (q - 16) or d q: symmetric codes of 4
-// bits for Q4_0, and of 8 for others. One of Q4_1 or Q5_1 has W = d q + m: codes of 4 or 8 bits with a zero z, if m is
-// -z d for a whole z of as many bits. Scales may be negative. Blocks that share a scale and a zero in every row of the
-// linear are one group.
+// runtime/blocks/block_integers.h says which blocks are such codes.
 //
 // The tensors are those of compressed-tensors' int-quantized, a byte for each code: its header alone says all that is
 // checked before weights are read.

@@ -7,10 +7,12 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "compress/export/export_plan.h"
 #include "compress/walk/statistics_file.h"
 #include "runtime/containers/container_table.h"
 #include "runtime/files/gguf.h"
 #include "runtime/files/safetensors.h"
+#include "runtime/import/model_directory.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/json_text.h"
@@ -379,6 +381,70 @@ TEST_F(Export, BlocksOfEveryTypePassOrAreDecoded) {
   const fs::path file = fs::path(kSourceFolder) / "tests/golden/gguf/gpt_oss_moe_mxfp4_bf16.gguf";
   for (const std::string& source : {file.string(), stacks}) {
     refused(source, "gptq", {fs::path(source).filename().string(), "experts in stacks", "--format dense"});
+  }
+}
+
+// The pass `gguf` stores blocks in a folder. Their codes pass from there as they do from a .gguf file of them.
+TEST_F(Export, BlocksInAFolderPassAsThoseOfAFile) {
+  write_wide_model(at("wide"));
+  const std::string text = (fs::path(kSourceFolder) / "calibration_data/stories.txt").string();
+  const auto round = [&](const std::string& type) {
+    make(at("wide").string(), type,
+         "calibration: {text: " + text + ", samples: 2, tokens: 32}\npasses:\n  - gguf: {type: " + type + "}\n");
+  };
+  for (const char* const type : {"q4_0", "q5_0", "q8_0"}) {
+    SCOPED_TRACE(type);
+    round(type);
+    ASSERT_EQ(exported(type, std::string(type) + ".gguf", "gguf", "--lossless").status, 0);
+    for (const char* const format : {"compressed-tensors", "gptq", "gptq-v2", "awq-gemm"}) {
+      if (std::string(format) == "awq-gemm" && std::string(type) != "q4_0") continue;  // it has 4 bits alone
+      SCOPED_TRACE(format);
+      const std::string direct = std::string(type) + "-" + format, through = direct + "-file";
+      EXPECT_EQ(count(export_to(type, direct, format, "--lossless"), "codes and scales unchanged"), 7);
+      EXPECT_EQ(
+          count(export_to(std::string(type) + ".gguf", through, format, "--lossless"), "codes and scales unchanged"),
+          7);
+      const Checkpoint from_folder = Checkpoint::open(at(direct)), from_file = Checkpoint::open(at(through));
+      int64_t num_compared = 0;
+      for (const LinearDescription& linear : stored_linears(from_file)) {
+        if (!from_file.stored_scheme(linear)) continue;
+        EXPECT_EQ(codes(from_folder.linear(linear)).codes_OI, codes(from_file.linear(linear)).codes_OI) << linear.name;
+        EXPECT_EQ(codes(from_folder.linear(linear)).scales_OG, codes(from_file.linear(linear)).scales_OG)
+            << linear.name;
+        ++num_compared;
+      }
+      EXPECT_EQ(num_compared, 7);
+    }
+  }
+  // Superblocks and minima that are no multiples of scales are no codes of integers.
+  for (const char* const type : {"q4_1", "q4_k"}) {
+    round(type);
+    refused(type, "compressed-tensors", {"--lossless", "compressed-tensors"}, "--lossless");
+    const Json result = export_to(type, std::string(type) + "-ct", "compressed-tensors");
+    EXPECT_EQ(count(result, "codes and scales unchanged"), 0);
+    EXPECT_EQ(count(result, "rounded anew"), 7);
+  }
+}
+
+// The header of a .gguf is planned before its weights are there, whose zeros would read as those of a symmetric one.
+TEST_F(Export, APlanWithoutWeightsIsThatWithThem) {
+  write_wide_model(at("wide"));
+  make(at("wide").string(), "ct", "passes:\n  - rtn: {bits: 4, group_size: 32, symmetric: false}\n");
+  ASSERT_EQ(exported("ct", "m.gguf", "gguf").status, 0);
+  const runtime::ModelDirectory whole(at("m.gguf"), {}, true, true), header(at("m.gguf"), {}, false, true);
+  for (const char* const format : {"compressed-tensors", "gptq-v2"}) {
+    const auto planned = [&](const fs::path& folder) {
+      return compress::plan_export(Checkpoint::open(folder), *compress::find_folder_format(format), false);
+    };
+    const std::vector<compress::LayerExport> with = planned(whole.path()), without = planned(header.path());
+    ASSERT_EQ(with.size(), without.size());
+    int64_t num_asymmetric = 0;
+    for (size_t i = 0; i < with.size(); ++i) {
+      EXPECT_EQ(with[i].from, without[i].from) << with[i].linear.name;
+      EXPECT_EQ(with[i].to, without[i].to) << with[i].linear.name;
+      num_asymmetric += with[i].to && !with[i].to->symmetric;
+    }
+    EXPECT_GT(num_asymmetric, 0);
   }
 }
 
