@@ -125,6 +125,7 @@ std::string artifact_config(const runtime::Checkpoint& source, std::vector<runti
   for (const std::string& part : source.other_parts()) unquantized.push_back("re:^(model\\.)?" + escaped(part) + "\\b");
   Json config = runtime::parse_ordered_json(source.config_json(), (source.directory() / "config.json").string());
   config.erase("quantization_config");
+  config.erase("quantization");  // mlx-lm's copy of the same, which would speak of the source
   if (!modules.empty()) {
     config["quantization_config"] =
         runtime::parse_ordered_json(runtime::container_config_json(modules, unquantized), "quantization_config");

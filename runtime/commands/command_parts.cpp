@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "runtime/commands/artifact_files.h"
+#include "runtime/commands/inspect.h"
 #include "runtime/system/json_text.h"
+#include "runtime/system/visible_text.h"
 
 namespace pare::runtime {
 
@@ -190,7 +192,11 @@ NamedModel::NamedModel(const std::string& path, bool is_checked, const std::stri
       keeps_codes_(keeps_codes),
       instead_(instead),
       console_(console),
-      checkpoint_(is_checked ? open_described(directory(), instead, progress()) : Checkpoint::open(directory())) {}
+      checkpoint_(is_checked ? open_described(directory(), instead, progress()) : Checkpoint::open(directory())) {
+  if (const std::string note = decoding_note(checkpoint_); !note.empty()) {
+    console_.progress().print("note: " + visible_line(directory().string()) + ": " + note);
+  }
+}
 
 const Checkpoint& NamedModel::whole() {
   if (directory_->is_temporary()) {

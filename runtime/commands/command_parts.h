@@ -74,8 +74,8 @@ void refuse_output_inside(const std::filesystem::path& output, const std::filesy
 //   - Of a .gguf the header is imported first, and the weights later.
 class NamedModel {
  public:
-  // Throws what ModelDirectory and open_described throw; `instead` is passed to the latter. keeps_codes: as of
-  // ImportOptions, for a .gguf.
+  // Prints decoding_note, where there is one. Throws what ModelDirectory and open_described throw; `instead` is passed
+  // to the latter. keeps_codes: as of ImportOptions, for a .gguf.
   NamedModel(const std::string& path, bool is_checked, const std::string& instead, Console& console,
              bool keeps_codes = false);
 

@@ -5,6 +5,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "runtime/containers/mlx.h"
 #include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/files/gguf.h"
 #include "runtime/files/npy.h"
@@ -40,6 +41,24 @@ std::vector<LayerSparsity> inspect_sparsity(const Checkpoint& checkpoint) {
   return layers;
 }
 
+}  // namespace
+
+std::string decoding_note(const Checkpoint& checkpoint) {
+  if (checkpoint.quantization_method() != kMlx) return "";
+  const auto is_bias = [](const std::string& name) { return name.ends_with(kMlxBiasesSuffix); };
+  const std::vector<std::string> names = checkpoint.tensor_names();
+  int64_t num_decoded = -std::ranges::count_if(names, is_bias);
+  for (const std::filesystem::path& path : checkpoint.weight_files()) {
+    const SafetensorsFile file = SafetensorsFile::open(path);
+    num_decoded += std::ranges::count_if(file.tensors(), [&](const auto& tensor) { return is_bias(tensor.first); });
+  }
+  if (num_decoded <= 0) return "";
+  return std::to_string(num_decoded) + (num_decoded == 1 ? " weight is" : " weights are") +
+         " read as float32: biases are no multiples of scales, as mlx-lm rounds, and no code with a zero is that";
+}
+
+namespace {
+
 Inspection inspect_checkpoint(const std::filesystem::path& path) {
   const Checkpoint checkpoint = Checkpoint::open(path);
   Inspection result;
@@ -52,6 +71,7 @@ Inspection inspect_checkpoint(const std::filesystem::path& path) {
   result.sizes = weight_sizes(checkpoint);
   result.is_quantized = checkpoint.is_quantized();
   result.quantization_method = checkpoint.quantization_method();
+  result.decoding = decoding_note(checkpoint);
   for (const std::filesystem::path& file : checkpoint.weight_files()) {
     result.num_bytes += static_cast<int64_t>(std::filesystem::file_size(file));
   }
@@ -302,6 +322,7 @@ std::string to_json(const Inspection& inspection) {
   if (inspection.sizes) {
     json["model"] = inspection.model ? model_json(*inspection.model) : encoder_json(*inspection.encoder);
     json["quantized"] = inspection.is_quantized;
+    if (!inspection.decoding.empty()) json["decoded"] = inspection.decoding;
     json["linear_parameters"] = inspection.sizes->linear_parameters;
     json["parameters"] = inspection.sizes->all_parameters;
     json["bits_per_weight_linears"] = inspection.sizes->linear_bits();
@@ -343,6 +364,7 @@ std::string to_text(const Inspection& inspection, bool list_tensors) {
     const std::string& family = inspection.model ? inspection.model->family : inspection.encoder->family;
     append_line(text, "family",
                 family + (inspection.is_quantized ? ", quantized (" + inspection.quantization_method + ")" : ""));
+    if (!inspection.decoding.empty()) append_line(text, "decoded", inspection.decoding);
     if (inspection.model) {
       append_model(text, *inspection.model);
     } else {

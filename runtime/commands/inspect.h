@@ -30,6 +30,11 @@ WeightSizes weight_sizes(const Checkpoint& checkpoint);
 // Returns the bytes of a linear as it is stored, without its bias. `names` has all tensors of the checkpoint, sorted.
 int64_t linear_bytes(const Checkpoint& checkpoint, const std::vector<std::string>& names, const std::string& linear);
 
+// Returns what is said of linears that are read as floats although the files hold codes of them
+// (TensorTable::decode_free_biases); "" if there are none. Reads the headers of the files. Throws what reading them
+// throws.
+std::string decoding_note(const Checkpoint& checkpoint);
+
 struct TensorSummary {
   std::string name;
   std::string dtype;  // "BF16"; in a GGUF "Q4_K"
@@ -48,6 +53,7 @@ struct Inspection {
   std::string quantization_method;            // checkpoint: "compressed-tensors", "awq", "bitsandbytes"; "" when dense
   std::vector<LayerSparsity> sparsity;        // checkpoint: the layers with a claim of sparsity
   SparsityThresholds sparsity_thresholds;     // checkpoint: of activation sparsity, by layer
+  std::string decoding;                       // checkpoint: decoding_note
   std::string architecture;                   // gguf
   int64_t num_windows = 0, num_tokens = 0;    // token windows
   std::string windows_tokenizer;  // token windows: the hash of the tokenizer that made the ids; empty: not known

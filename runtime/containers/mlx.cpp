@@ -55,6 +55,40 @@ bool has_middle_zeros(const Parts& parts, int bits) {
   return true;
 }
 
+// Returns the width that the tensors say: 0 if none fits.
+int width_of(const Parts& parts, int64_t group_size) {
+  const bool is_matrix = parts.scales != nullptr && parts.weight != nullptr && parts.scales->shape.size() == 2 &&
+                         parts.weight->shape.size() == 2;
+  if (!is_matrix) return 0;
+  const std::optional<int64_t> num_in = checked_product(std::vector{parts.scales->shape[1], group_size}),
+                               num_bits = checked_product(std::vector{parts.weight->shape[1], kWordBits});
+  if (!num_in || !num_bits || *num_in == 0 || *num_bits % *num_in != 0 || *num_bits / *num_in > 8) return 0;
+  const int width = static_cast<int>(*num_bits / *num_in);
+  return is_stored_width(width) ? width : 0;
+}
+
+bool has_free_bias(const Parts& parts, int bits) {
+  const std::vector<float> scales = unpack_scales(*parts.scales), biases = unpack_scales(*parts.biases);
+  for (size_t i = 0; i < scales.size(); ++i) {
+    if (zero_of(scales[i], biases[i], parts.biases->dtype, bits) < 0) return true;
+  }
+  return false;
+}
+
+std::vector<std::byte> decoded_f32(const Parts& parts, int bits, int64_t num_out, int64_t num_in) {
+  const std::vector<uint8_t> codes_OI = unpack_bit_rows(parts.weight->data, num_out, num_in, bits);
+  const std::vector<float> scales_OG = unpack_scales(*parts.scales), biases_OG = unpack_scales(*parts.biases);
+  const size_t group_size = codes_OI.size() / scales_OG.size();
+  std::vector<float> values_OI(codes_OI.size());
+  for (size_t i = 0; i < values_OI.size(); ++i) {
+    const float product = scales_OG[i / group_size] * static_cast<float>(codes_OI[i]);
+    values_OI[i] = product + biases_OG[i / group_size];
+  }
+  std::vector<std::byte> bytes(values_OI.size() * sizeof(float));
+  convert_from_float(DType::F32, values_OI, bytes);
+  return bytes;
+}
+
 MlxConfig::Entry read_entry(const Json& stated, MlxConfig::Entry entry, const std::string& where) {
   if (const Json& mode = value_or_null(stated, "mode"); !mode.is_null() && mode != "affine") {
     fail_config(where, "mode: not supported by this runtime: expected \"affine\"" + found_text(mode));
@@ -108,20 +142,38 @@ MlxConfig::MlxConfig(const std::string& json, const std::string& where) {
   }
 }
 
+const MlxConfig::Entry& MlxConfig::entry_of(const std::string& module) const {
+  const auto named = of_module_.find(module);
+  return named == of_module_.end() ? base_ : named->second;
+}
+
+std::optional<MlxFloats> MlxConfig::free_biases(const std::string& module, const FindTensor& find) const {
+  const Parts parts = parts_of(find, module);
+  if (parts.weight == nullptr || parts.scales == nullptr || parts.biases == nullptr) return std::nullopt;
+  const Entry& entry = entry_of(module);
+  const int bits = width_of(parts, entry.group_size);
+  const bool fits = entry.is_quantized && bits != 0 && (entry.bits == 0 || entry.bits == bits) &&
+                    parts.weight->dtype == DType::U32 && is_float_dtype(parts.scales->dtype) &&
+                    is_float_dtype(parts.biases->dtype) && parts.scales->shape == parts.biases->shape &&
+                    parts.scales->shape[0] == parts.weight->shape[0] && parts.scales->num_elements() > 0;
+  if (!fits || !has_free_bias(parts, bits)) return std::nullopt;
+  const int64_t num_out = parts.scales->shape[0], num_in = parts.scales->shape[1] * entry.group_size;
+  const std::optional<int64_t> num_bytes = checked_product(std::vector{num_out, num_in, int64_t{sizeof(float)}});
+  if (!num_bytes) return std::nullopt;
+  return MlxFloats{{num_out, num_in},
+                   {parts.weight->data, parts.scales->data, parts.biases->data},
+                   [parts, bits, num_out, num_in] { return decoded_f32(parts, bits, num_out, num_in); }};
+}
+
 std::optional<PackScheme> MlxConfig::scheme_of(const std::string& module, std::string_view,
                                                const FindTensor& find) const {
-  const auto named = of_module_.find(module);
-  const Entry& entry = named == of_module_.end() ? base_ : named->second;
+  const Entry& entry = entry_of(module);
   if (!has_quantized_tensor(find, module, kMlxScalesSuffix, !entry.is_quantized)) return std::nullopt;
   const Parts parts = parts_of(find, module);
   PackScheme scheme = {.bits = entry.bits, .group_size = entry.group_size, .container = std::string(kMlx)};
-  const bool is_matrix = parts.scales->shape.size() == 2 && parts.weight != nullptr && parts.weight->shape.size() == 2;
   if (scheme.bits == 0) {
-    const int64_t num_in = is_matrix ? parts.scales->shape[1] * entry.group_size : 0;
-    const int64_t num_bits = is_matrix ? parts.weight->shape[1] * kWordBits : 0;
-    const bool is_whole = num_in > 0 && num_bits % num_in == 0 && num_bits / num_in <= 8;
-    scheme.bits = is_whole ? static_cast<int>(num_bits / num_in) : 0;
-    if (!is_stored_width(scheme.bits)) {
+    scheme.bits = width_of(parts, entry.group_size);
+    if (scheme.bits == 0) {
       throw std::runtime_error("tensor '" + name_of(module, kMlxWeightSuffix) + "': its size and that of '" +
                                name_of(module, kMlxScalesSuffix) + "' do not fit the group size " +
                                std::to_string(entry.group_size) + " of the quantization_config");

@@ -8,18 +8,27 @@
 //
 // AutoRound makes bias = -scale * zero of a whole zero, and rounds it to the file's type. Files are read as the weight
 // scale * (code - zero) that it rounded. Where zeros are powers of two, as those of all symmetric weights are, that is
-// what MLX computes as well; else the two differ by the rounding of the bias, at most 2^-11 of it in float16. Other
-// biases, which mlx-lm's own rounding makes, have no such zero and are refused.
+// what MLX computes as well; else the two differ by the rounding of the bias, at most 2^-11 of it in float16.
+//
+// mlx-lm's own rounding takes the edge of a group as its bias, and makes the scale a divisor of it. Both are rounded to
+// the file's type then, so that some biases are no rounded multiples of their scales. No code with a zero is such a
+// weight. A module with one such bias is read as floats: scale * code + bias in float32
+// (TensorTable::decode_free_biases).
 //
 // The configuration is {"group_size": 64, "bits": 4, "model.layers.0.mlp.up_proj": {...} or false}, without a
 // quant_method; or quant_method "auto-round" with packing_format "mlx", where the tensors say a module's bits. Files
 // are read, and not written.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "runtime/format/container_format.h"
 
@@ -31,6 +40,13 @@ const ContainerFormat& mlx_container();
 inline constexpr std::string_view kMlxWeightSuffix = ".weight";
 inline constexpr std::string_view kMlxScalesSuffix = ".scales";
 inline constexpr std::string_view kMlxBiasesSuffix = ".biases";
+
+// The weight of a module as floats.
+struct MlxFloats {
+  std::vector<int64_t> shape;                        // [O, I]
+  std::vector<std::span<const std::byte>> parts;     // what it is made from
+  std::function<std::vector<std::byte>()> make_f32;  // returns its bytes in F32
+};
 
 // As read. The tensors tell which modules are quantized, and whether they are symmetric.
 class MlxConfig final : public ContainerConfig {
@@ -46,8 +62,14 @@ class MlxConfig final : public ContainerConfig {
   MlxConfig(const std::string& json, const std::string& where);
   std::optional<PackScheme> scheme_of(const std::string& module, std::string_view class_name,
                                       const FindTensor& find) const override;
+  // Returns the weight of a module with a bias that is no multiple of its scale; nullopt for any other module, and for
+  // tensors that are missing or do not fit each other, which check() names. Reads scales and biases up to the first
+  // such bias. The result reads the bytes of the tensors that `find` gives.
+  std::optional<MlxFloats> free_biases(const std::string& module, const FindTensor& find) const;
 
  private:
+  const Entry& entry_of(const std::string& module) const;
+
   Entry base_;
   std::map<std::string, Entry> of_module_;
   mutable std::mutex mutex_;

@@ -82,6 +82,7 @@ class Admission {
     ModelDescription& model = *patient_.model;
     for (const auto& step :
          {std::function<void()>([&] { patient_.table.split_experts(model, block_of_stacks(patient_.quantization)); }),
+          std::function<void()>([&] { patient_.table.decode_free_biases(patient_.quantization); }),
           std::function<void()>([&] { model.tied_head = patient_.table.settle_head(model); }),
           std::function<void()>([&] { patient_.table.transpose_linears(model); })}) {
       const std::string what = failure_of(step);

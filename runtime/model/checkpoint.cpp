@@ -251,6 +251,7 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
   state.tensors.open(directory, std::move(found), state.description.family, state.module_names());
   state.read_early_quantization();
   state.tensors.split_experts(state.description, block_of_stacks(state.quantization));
+  state.tensors.decode_free_biases(state.quantization);
   // Without a dtype in config.json transformers takes that of the stored weights. A norm's is always dense.
   const std::string& norm_name = state.encoder ? state.encoder->embedding_norm.name : state.description.final_norm.name;
   const TensorView* norm = state.tensors.find(norm_name + ".weight");

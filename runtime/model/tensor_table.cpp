@@ -9,7 +9,9 @@
 
 #include "runtime/containers/container_table.h"
 #include "runtime/containers/fp8.h"
+#include "runtime/containers/mlx.h"
 #include "runtime/model/expert_stacks.h"
+#include "runtime/system/interrupt.h"
 
 namespace pare::runtime {
 
@@ -150,6 +152,32 @@ void TensorTable::take_stacked_experts(const ModelDescription& model) {
       }
     });
     for (const std::string& stack : stacks) tensors_.erase(stack);
+  }
+}
+
+void TensorTable::decode_free_biases(const std::optional<Quantization>& quantization) {
+  const auto* const config = quantization ? dynamic_cast<const MlxConfig*>(quantization->config.get()) : nullptr;
+  if (config == nullptr) return;
+  std::vector<std::string> modules;
+  for (const auto& [name, entry] : tensors_) {
+    if (name.ends_with(kMlxBiasesSuffix)) modules.push_back(name.substr(0, name.size() - kMlxBiasesSuffix.size()));
+  }
+  for (const std::string& module : modules) {
+    throw_if_interrupted();
+    // The configuration has the names of the file.
+    const std::string stored = stored_names_.stored(module);
+    std::optional<MlxFloats> floats = config->free_biases(
+        stored, [&](const std::string& tensor) { return find(module + tensor.substr(stored.size())); });
+    if (!floats) continue;
+    const Entry weight = tensors_.at(module + std::string(kMlxWeightSuffix));
+    MadeTensor& made = made_tensors_.emplace_back(
+        MadeTensor{TensorView{DType::F32, std::move(floats->shape), {}}, std::move(floats->make_f32), {}});
+    size_t p = 0;
+    for (const std::string_view suffix : {kMlxWeightSuffix, kMlxScalesSuffix, kMlxBiasesSuffix}) {
+      made.parts.emplace_back(tensors_.at(module + std::string(suffix)).file, floats->parts[p++]);
+      tensors_.erase(module + std::string(suffix));
+    }
+    tensors_.emplace(module + std::string(kMlxWeightSuffix), Entry{&made.view, weight.file, weight.path, &made});
   }
 }
 

@@ -45,6 +45,9 @@ class TensorTable {
   // Takes apart what holds the weights of several experts, in transformers' way or in stacks of the family's own.
   // fp8_block: the blocks of stacks of fp8 codes (ContainerConfig::block_of_stacks); nullopt: codes are refused.
   void split_experts(const ModelDescription& model, const std::optional<ScaleBlock>& fp8_block);
+  // Makes F32 weights of MLX's modules that no code with a zero is (runtime/containers/mlx.h); each is made when it is
+  // read. Their scales and biases are gone then, so that the modules count as unquantized.
+  void decode_free_biases(const std::optional<Quantization>& quantization);
   // Gives a tied pair the embedding's name. Returns whether the head is tied: where only a default says so, a head of
   // another value decides, as in transformers.
   bool settle_head(const ModelDescription& model);

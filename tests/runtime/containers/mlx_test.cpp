@@ -1,14 +1,20 @@
-// Files of MLX, as AutoRound saved them (auto_round_test.cpp compares their weights), and what is refused.
+// Files of MLX, as AutoRound saved them (auto_round_test.cpp compares their weights), files with the rounding of mlx-lm
+// (tests/golden/make_mlx.py), and what is refused.
 #include "runtime/containers/mlx.h"
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "runtime/commands/inspect.h"
 #include "runtime/containers/container_table.h"
+#include "runtime/files/safetensors.h"
 #include "runtime/format/bit_stream.h"
+#include "runtime/model/checkpoint.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 
 namespace pare {
 using namespace runtime;
@@ -124,6 +130,59 @@ TEST_F(Mlx, ConfigurationsSayWhichModulesAreQuantized) {
   expect_error<std::runtime_error>([&] { without.scheme_of("m", "Linear", find()); }, {"m.scales", "not quantized"});
   EXPECT_FALSE(without.scheme_of("n", "Linear", find()));
   EXPECT_FALSE(mlx_container().accepts(PackScheme{}));
+}
+
+std::filesystem::path golden(const std::string& name) {
+  return std::filesystem::path(kSourceFolder) / "tests/golden/mlx" / name;
+}
+
+// The golden weights are scale * code + bias in float32, rounded twice as here.
+TEST(MlxRounding, WeightsThatNoZeroGivesAreReadAsFloats) {
+  for (const char* const name : {"w4", "w6", "mixed"}) {
+    SCOPED_TRACE(name);
+    const Checkpoint checkpoint = Checkpoint::open(golden(name));
+    checkpoint.check_values();
+    const SafetensorsFile dense = SafetensorsFile::open(golden(name) / "dense.safetensors");
+    size_t num_compared = 0;
+    for (const LinearDescription& linear : stored_linears(checkpoint)) {
+      const auto found = dense.tensors().find(linear.name + ".weight");
+      if (found == dense.tensors().end()) continue;
+      ++num_compared;
+      const LinearWeights read = checkpoint.linear(linear);
+      std::vector<float> expected(static_cast<size_t>(found->second.num_elements())), values(expected.size());
+      convert_to_float(found->second.dtype, found->second.data, expected);
+      weight_rows(read, 0, linear.num_out, values);
+      if (std::holds_alternative<QuantizedWeight>(read.weight)) {  // biases that are multiples, rounded to float16
+        EXPECT_EQ(linear.name, "model.layers.0.self_attn.q_proj");
+        const auto& weight = std::get<QuantizedWeight>(read.weight);
+        for (size_t i = 0; i < values.size(); ++i) {
+          const auto row = static_cast<int64_t>(i) / linear.num_in;
+          const int64_t group = weight.group(static_cast<int64_t>(i) % linear.num_in);
+          const float scale = weight.scales_OG[static_cast<size_t>(row * weight.num_groups() + group)];
+          const float bias = std::abs(scale) * static_cast<float>(weight.zero(row, group));
+          ASSERT_NEAR(values[i], expected[i], 0x1p-11f * bias) << i;
+        }
+      } else {
+        EXPECT_FALSE(checkpoint.stored_scheme(linear));
+        ASSERT_EQ(values, expected) << linear.name;
+      }
+    }
+    EXPECT_EQ(num_compared, dense.tensors().size());
+  }
+  const Checkpoint mixed = Checkpoint::open(golden("mixed"));
+  EXPECT_TRUE(mixed.stored_scheme({"model.layers.0.self_attn.q_proj", 64, 64, false}));
+}
+
+TEST(MlxRounding, TheNumberOfSuchWeightsIsSaid) {
+  const std::map<std::string, std::string> counts = {{"w4", "8 weights are"}, {"w6", "7 weights are"}, {"mixed", "6 "}};
+  for (const auto& [name, count] : counts) {
+    const Inspection inspection = inspect(golden(name));
+    EXPECT_TRUE(inspection.decoding.starts_with(count)) << inspection.decoding;
+    EXPECT_NE(to_text(inspection, false).find(inspection.decoding), std::string::npos);
+    EXPECT_NE(to_json(inspection).find(inspection.decoding), std::string::npos);
+  }
+  const std::filesystem::path others = std::filesystem::path(kSourceFolder) / "tests/golden/auto_round";
+  EXPECT_EQ(inspect(others / "mlx_w5z").decoding, "");
 }
 
 }  // namespace
