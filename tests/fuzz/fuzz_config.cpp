@@ -3,6 +3,7 @@
 #include "runtime/containers/bitsandbytes_nf4.h"
 #include "runtime/containers/compressed_tensors.h"
 #include "runtime/containers/gptq.h"
+#include "runtime/containers/mlx.h"
 #include "runtime/containers/pare_int8.h"
 #include "runtime/containers/pare_sparse24.h"
 #include "runtime/model/encoder_description.h"
@@ -20,6 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const auto find = [](const std::string&) -> const pare::runtime::TensorView* { return nullptr; };
     for (const char* module : {"model.layers.0.self_attn.q_proj", "lm_head"}) config.scheme_of(module, "Linear", find);
   });
+  pare::fuzz(data, size, [](Bytes bytes) { pare::runtime::MlxConfig(std::string(pare::as_text(bytes)), "input"); });
   pare::fuzz(data, size, [](Bytes bytes) { pare::runtime::BitsAndBytesConfig::parse(pare::as_text(bytes), "input"); });
   pare::fuzz(data, size, [](Bytes bytes) {
     pare::runtime::bitsandbytes_nf4_container().read_config(std::string(pare::as_text(bytes)), "input");

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "runtime/containers/container_table.h"
+#include "runtime/containers/mlx.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/zero_linear.h"
 
@@ -18,8 +19,8 @@ struct Tensors {
   std::map<std::string, std::pair<pare::runtime::TensorView, std::unique_ptr<std::byte[]>>> by_name;
 
   void add(FuzzedDataProvider& input, const std::string& name, int64_t num_out, int64_t num_in) {
-    constexpr std::array kTypes = {DType::F32, DType::F16, DType::BF16, DType::I32,  DType::I64,
-                                   DType::I16, DType::I8,  DType::U8,   DType::BOOL, DType::F8_E4M3};
+    constexpr std::array kTypes = {DType::F32, DType::F16, DType::BF16, DType::I32,     DType::I64, DType::I16,
+                                   DType::I8,  DType::U8,  DType::BOOL, DType::F8_E4M3, DType::U32};
     pare::runtime::TensorView view;
     view.dtype = input.PickValueInArray(kTypes);
     const int num_dimensions = input.ConsumeIntegralInRange<int>(0, 3);
@@ -54,6 +55,47 @@ struct Tensors {
   }
 };
 
+// MLX's files are read alone, so that the container makes no tensors: here are those of a symmetric weight of zeros.
+std::vector<pare::runtime::OwnedTensor> mlx_tensors(const pare::runtime::PackScheme& scheme, int64_t num_out,
+                                                    int64_t num_in) {
+  const int64_t num_groups = scheme.num_groups(num_in);
+  const auto num_scales = static_cast<size_t>(num_out * num_groups);
+  const std::vector<float> scales(num_scales, 1.0f), biases(num_scales, -static_cast<float>(1 << (scheme.bits - 1)));
+  const auto floats = [&](std::string_view suffix, std::span<const float> values) {
+    const std::span<const std::byte> bytes = std::as_bytes(values);
+    return pare::runtime::OwnedTensor{
+        kModule + std::string(suffix), DType::F32, {num_out, num_groups}, {bytes.begin(), bytes.end()}};
+  };
+  const int64_t num_words = num_in * scheme.bits / 32;
+  std::vector<pare::runtime::OwnedTensor> tensors;
+  tensors.push_back({kModule + std::string(pare::runtime::kMlxWeightSuffix),
+                     DType::U32,
+                     {num_out, num_words},
+                     std::vector<std::byte>(static_cast<size_t>(4 * num_out * num_words))});
+  tensors.push_back(floats(pare::runtime::kMlxScalesSuffix, scales));
+  tensors.push_back(floats(pare::runtime::kMlxBiasesSuffix, biases));
+  return tensors;
+}
+
+// Reads a module of MLX as its configuration says, and the floats of one whose biases are free.
+void decode_mlx(FuzzedDataProvider& input, const pare::runtime::PackScheme& wanted, int64_t num_out, int64_t num_in) {
+  if (wanted.bits < 2 || wanted.bits > 8 || wanted.group_size <= 0 || num_in % wanted.group_size != 0) return;
+  Tensors tensors;
+  for (const pare::runtime::OwnedTensor& tensor : mlx_tensors(wanted, num_out, num_in)) {
+    tensors.add_changed(input, tensor, num_out, num_in);
+  }
+  const pare::runtime::FindTensor find = [&](const std::string& name) -> const pare::runtime::TensorView* {
+    const auto found = tensors.by_name.find(name);
+    return found == tensors.by_name.end() ? nullptr : &found->second.first;
+  };
+  const std::string bits = std::to_string(wanted.bits), group = std::to_string(wanted.group_size);
+  const pare::runtime::MlxConfig config("{\"bits\": " + bits + ", \"group_size\": " + group + "}", "input");
+  if (const auto floats = config.free_biases(kModule, find)) floats->make_f32();
+  const std::optional<pare::runtime::PackScheme> scheme = config.scheme_of(kModule, "Linear", find);
+  if (!scheme) return;
+  pare::runtime::dequantize(pare::runtime::mlx_container().load(find, *scheme, num_out, num_in, kModule).weight);
+}
+
 // Decodes the tensors that the container itself makes from a weight, with bytes, types and shapes changed.
 void decode(FuzzedDataProvider& input) {
   const auto containers = pare::runtime::container_formats();
@@ -75,6 +117,7 @@ void decode(FuzzedDataProvider& input) {
   wanted.input.type = input.PickValueInArray({pare::runtime::InputType::plain, pare::runtime::InputType::int8,
                                               pare::runtime::InputType::fp8, pare::runtime::InputType::nvfp4});
   wanted.input.symmetric = input.ConsumeBool();
+  if (&container == &pare::runtime::mlx_container()) return decode_mlx(input, wanted, num_out, num_in);
   const pare::runtime::PackScheme scheme = container.adapted(wanted);
   if (!container.accepts(scheme, num_out, num_in)) return;
   Tensors tensors;

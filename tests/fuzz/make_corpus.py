@@ -186,7 +186,7 @@ def make_llama2c():
 NAMES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "pare.json",
          "1_Pooling/config.json", "sentence_bert_config.json", "model.safetensors.index.json",
          "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1, "F8_E4M3": 1, "I32": 4, "I64": 8}
+BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1, "F8_E4M3": 1, "I32": 4, "U32": 4, "I64": 8}
 
 
 def safetensors(tensors):
@@ -270,6 +270,17 @@ def nvfp4_inputs(module, rows, columns):
     return nvfp4(module, rows, columns) | {module + ".input_global_scale": ("F32", [1], factor)}
 
 
+def mlx(module, rows, columns, bias=-8.0):
+    groups = rows * columns // 8
+    return {module + ".weight": ("U32", [rows, columns // 8]),
+            module + ".scales": ("F16", [rows, columns // 8], struct.pack("<e", 1.0) * groups),
+            module + ".biases": ("F16", [rows, columns // 8], struct.pack("<e", bias) * groups)}
+
+
+def mlx_free(module, rows, columns):
+    return mlx(module, rows, columns, bias=-8.25)
+
+
 def make_checkpoints():
     tokenizer = (CORPUS / "tokenizer" / "sentencepiece.json").read_text()
     manifest = {"outputs": {"config.json": "0" * 64},
@@ -291,6 +302,8 @@ def make_checkpoints():
         "awq": (awq, {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": 8, "zero_point": True}),
         "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": 8, "sym": False, "desc_act": True,
                         "dynamic": {"-:lm_head": {}, "+:.*up_proj": {"group_size": 8}}}),
+        "mlx": (mlx, {"bits": 4, "group_size": 8, "model.embed_tokens": False}),
+        "mlx_free": (mlx_free, {"bits": 4, "group_size": 8, "mode": "affine", "model.embed_tokens": False}),
         "packed": (
             packed,
             {
@@ -355,6 +368,13 @@ def make_checkpoints():
     inputs = group["weights"] | {"dynamic": "local"}
     fp4 = fp4 | {"config_groups": {"group_0": group | {"input_activations": inputs}}}
     write("config", "quantization_fp4_inputs.json", json.dumps(fp4))
+    module = "model.layers.0.mlp.down_proj"
+    write("config", "quantization_mlx.json",
+          json.dumps({"bits": 4, "group_size": 64, "mode": "affine", "lm_head": False,
+                      module: {"bits": 8, "group_size": 32}}))
+    write("config", "quantization_auto_round_mlx.json",
+          json.dumps({"quant_method": "auto-round", "packing_format": "mlx", "bits": 5, "group_size": 32, "sym": False,
+                      "data_type": "int", "extra_config": {module: {"bits": 3}}}))
     checkpoint("nvfp4_inputs", {"config.json": wide | {"quantization_config": fp4},
                                 "model.safetensors": safetensors(llama_tensors(nvfp4_inputs, times=2))})
 
