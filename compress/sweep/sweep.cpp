@@ -220,11 +220,10 @@ SweepResult sweep(const fs::path& file, const RunOptions& options, runtime::Prog
   runtime::keep_as_private_as(inputs, output);
   const fs::path statistics = texts.statistics.empty() ? fs::path() : output / texts.statistics;
   const bool is_left = std::ranges::any_of(points, [](const Point& point) { return !point.is_made; });
-  const bool starts_from_statistics = is_left && !statistics.empty();
-  const bool calibrates = starts_from_statistics && !runtime::is_there(statistics);
-  if (starts_from_statistics && !calibrates) {
-    check_statistics_of(points.front().alone, statistics, options, progress);
-  }
+  // Points that are made came from these statistics too: they are not those of another text or model.
+  const bool has_statistics = !statistics.empty() && runtime::is_there(statistics);
+  const bool calibrates = is_left && !statistics.empty() && !has_statistics;
+  if (has_statistics) check_statistics_of(points.front().alone, statistics, options, progress);
   plan_points(/*from_statistics=*/!calibrates, output, options, points);
   int64_t statistics_bytes = 0;
   if (calibrates) {
