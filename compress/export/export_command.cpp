@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "compress/export/export_model.h"
+#include "compress/run/pipeline.h"
 #include "compress/run/run_data.h"
 #include "compress/run/torch_errors.h"
 #include "compress/walk/column_squares.h"
@@ -131,6 +132,7 @@ Written write_gguf(runtime::NamedModel& model, const std::filesystem::path& outp
 
 void run_export(const runtime::Arguments& arguments, runtime::Console& console) {
   const Clock::time_point start = Clock::now();
+  set_num_threads(arguments.given("threads") ? static_cast<int>(arguments.integer("threads")) : 0);
   const std::filesystem::path output = runtime::output_place(arguments.positional(1));
   const std::string& name = arguments.text("format");
   const bool lossless = arguments.flag("lossless");
@@ -165,6 +167,11 @@ void run_export(const runtime::Arguments& arguments, runtime::Console& console) 
   console.set_result(runtime::dump(written.json));
 }
 
+runtime::OptionSpec threads_option() {
+  const std::vector<runtime::OptionSpec> options = runtime::compute_options();
+  return *std::ranges::find(options, "threads", &runtime::OptionSpec::name);
+}
+
 }  // namespace
 
 runtime::Command export_command() {
@@ -188,6 +195,7 @@ runtime::Command export_command() {
                    .value_name = "FILE",
                    .help = "weigh the errors of GGUF's types by the inputs' mean squares: what 'pare calibrate' has "
                            "stored of this model"},
+                  threads_option(),
                   {.name = "lossless",
                    .help = "refuse to change any value of a weight (default: round to the nearest codes of the format "
                            "and print the error)"}},

@@ -125,6 +125,17 @@ TEST_F(Export, GptqHoldsEveryWidthAndMixedSchemes) {
   EXPECT_EQ(perplexity("v2"), perplexity("ct"));
 }
 
+TEST_F(Export, ThreadsDoNotChangeTheBytes) {
+  make("llama_gqa_untied", "ct", "passes:\n  - rtn: {bits: 8, group_size: 32}\n");
+  for (const char* const threads : {"1", "3"}) {
+    const Outcome outcome = run_pare(
+        {"export", at("ct").string(), at(threads).string(), "--format", "awq-gemm", "--threads", threads, "--quiet"});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+  }
+  EXPECT_EQ(bytes("1/model.safetensors"), bytes("3/model.safetensors"));
+  EXPECT_EQ(run_pare({"export", at("ct").string(), at("x").string(), "--format", "gptq", "--threads", "0"}).status, 2);
+}
+
 // AWQ has 4 bits alone, which hold narrower codes too.
 TEST_F(Export, NarrowCodesFitIntoWiderOnes) {
   make("llama_gqa_untied", "ct", "passes:\n  - rtn: {bits: 3, group_size: 32}\n");
