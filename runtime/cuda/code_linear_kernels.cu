@@ -111,7 +111,7 @@ __device__ void add_vector(const WeightView& weight, int64_t out, int64_t vector
 template <StoredAs kStored, bool kIsKept, int kRows>
 __global__ void __launch_bounds__(kLinearThreads, 1)
     code_linear_kernel(const WeightView* weights, SlotRanges slots, CodeRows x, int64_t num_rows, float* y_RO,
-                       int64_t out_width, int64_t first_out) {
+                       int64_t out_width) {
   DYNAMIC_SHARED(uint4, x_tile);
   SHARED_ARRAY(float, partial, kSplits* kBlockOutputs* kRows);
   constexpr int kPieces = pieces_of_vector(kStored, kIsKept);
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kLinearThreads, 1)
     const int64_t out = first + output, slot = rows.first_slot + row;
     if (out >= weight.num_out || row >= rows.num) return;
     const float bias = weight.bias_O != nullptr ? weight.bias_O[out] : 0.0f;
-    y_RO[slot * out_width + first_out + out] = fmaf(sum, x.scales_R[row_of_slot(slots, slot)], bias);
+    y_RO[slot * out_width + weight.first_out + out] = fmaf(sum, x.scales_R[row_of_slot(slots, slot)], bias);
   });
 }
 
@@ -168,10 +168,9 @@ void launch_stored(const Launch& l) {
 }  // namespace
 
 void launch_code_linears(cudaStream_t stream, const WeightForm& form, const WeightView* weights, int64_t num_linears,
-                         const SlotRanges& slots, const CodeRows& x, int64_t max_rows, float* y_RO, int64_t out_width,
-                         int64_t first_out) {
+                         const SlotRanges& slots, const CodeRows& x, int64_t max_rows, float* y_RO, int64_t out_width) {
   if (max_rows == 0) return;
-  const Launch l = {stream, weights, num_linears, form.num_out, slots, x, max_rows, y_RO, out_width, first_out};
+  const Launch l = {stream, weights, num_linears, form.num_out, slots, x, max_rows, y_RO, out_width};
   if (form.stored == StoredAs::code8) {
     return form.is_kept ? launch_stored<StoredAs::code8, true>(l) : launch_stored<StoredAs::code8, false>(l);
   }

@@ -55,9 +55,25 @@ struct OutlierNotes final : RoundingNotes {
   Buffer<uint8_t> columns_NI;
 };
 
+// A step whose last run needed nothing of the host but launches, and from the next run on those launches as a graph.
+// They name memory that the backend may replace when it allocates.
+struct StepGraph final : RecordedStep {
+  explicit StepGraph(int64_t allocations) : num_allocations(allocations) {}
+  StepGraph(const StepGraph&) = delete;
+  StepGraph& operator=(const StepGraph&) = delete;
+  ~StepGraph() override {
+    if (graph != nullptr) static_cast<void>(cudaGraphExecDestroy(graph));
+  }
+
+  int64_t num_allocations;  // those of the backend so far
+  cudaGraphExec_t graph = nullptr;
+};
+
 class CudaBackend final : public Backend {
  public:
-  CudaBackend() { require(cudaStreamCreate(&stream_), "cannot make a stream"); }
+  explicit CudaBackend(bool records_steps) : records_steps_(records_steps) {
+    require(cudaStreamCreate(&stream_), "cannot make a stream");
+  }
   CudaBackend(const CudaBackend&) = delete;
   CudaBackend& operator=(const CudaBackend&) = delete;
   ~CudaBackend() override { static_cast<void>(cudaStreamDestroy(stream_)); }
@@ -66,6 +82,7 @@ class CudaBackend final : public Backend {
 
   BufferMemory allocate_bytes(int64_t num_bytes) override {
     require_argument(num_bytes >= 0, "allocate: expected 0 bytes or more, found " + std::to_string(num_bytes));
+    ++num_allocations_;
     void* memory = nullptr;
     const auto size = static_cast<size_t>(std::max<int64_t>(num_bytes, 1));
     const cudaError_t status = cudaMalloc(&memory, size);
@@ -84,14 +101,33 @@ class CudaBackend final : public Backend {
 
   void upload_bytes(std::span<const std::byte> host, void* memory) override {
     if (host.empty()) return;
+    ++num_copies_;
     require_call(cudaMemcpyAsync(memory, host.data(), host.size(), cudaMemcpyHostToDevice, stream_), "upload");
     require(cudaStreamSynchronize(stream_), "an operation before an upload failed");
   }
 
   void download_bytes(const void* memory, std::span<std::byte> host) override {
     if (host.empty()) return;
+    ++num_copies_;
     require_call(cudaMemcpyAsync(host.data(), memory, host.size(), cudaMemcpyDeviceToHost, stream_), "download");
     require(cudaStreamSynchronize(stream_), "an operation before a download failed");
+  }
+
+  // The first runs go launch by launch: kernels are loaded then, and scratch memory grows. Neither may happen while a
+  // step is recorded. A step that allocates or copies each time is never recorded.
+  void run_step(std::unique_ptr<RecordedStep>& recorded, const std::function<void()>& step) override {
+    if (!records_steps_) return step();
+    auto* known = dynamic_cast<StepGraph*>(recorded.get());
+    if (known == nullptr || known->num_allocations != num_allocations_) {
+      recorded.reset();
+      const std::pair before(num_allocations_, num_copies_);
+      step();
+      const bool is_steady = before == std::pair(num_allocations_, num_copies_);
+      if (is_steady) recorded = std::make_unique<StepGraph>(num_allocations_);
+      return;
+    }
+    if (known->graph == nullptr) known->graph = record(step);
+    require_call(cudaGraphLaunch(known->graph, stream_), "launch the graph of a step");
   }
 
   std::unique_ptr<PackedLinear> pack(std::span<const LinearWeights> parts) override {
@@ -297,6 +333,30 @@ class CudaBackend final : public Backend {
                                                               std::to_string(shape.head_size));
   }
 
+  // Returns the launches of a step, none of which has run.
+  cudaGraphExec_t record(const std::function<void()>& step) {
+    require_call(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "begin to record a step");
+    cudaGraph_t graph = nullptr;
+    const auto drop = [&] {
+      if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
+    };
+    try {
+      step();
+    } catch (...) {
+      // The exception says what has failed. The stream must go on without the recording.
+      static_cast<void>(cudaStreamEndCapture(stream_, &graph));
+      static_cast<void>(cudaGetLastError());
+      drop();
+      throw;
+    }
+    require_call(cudaStreamEndCapture(stream_, &graph), "record a step");
+    cudaGraphExec_t executable = nullptr;
+    const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
+    drop();
+    require_call(status, "make a graph of a step");
+    return executable;
+  }
+
   static int64_t logit_rows(const CudaLinear& head, int64_t num_rows) {
     return std::clamp<int64_t>(kLogitFloats / head.num_out(), 1, std::max<int64_t>(num_rows, 1));
   }
@@ -310,18 +370,16 @@ class CudaBackend final : public Backend {
   void multiply(const CudaLinear& weights, const LinearInput& x, int64_t num_rows, float* y_RO) {
     if (!weights.multiplies_codes()) return multiply_floats(weights, x.x(), num_rows, y_RO);
     const CodeRows codes = {x.codes(), LinearInput::code_stride(weights.num_in()), x.scales(), x.zeros()};
-    for (size_t p = 0; p < weights.parts().size(); ++p) {
-      const CudaLinear::Part& part = weights.parts()[p];
-      launch_code_linears(stream_, part.form, weights.views() + p, 1, {}, codes, num_rows, y_RO, weights.num_out(),
-                          part.first_out);
+    for (const CudaLinear::Run& run : weights.runs()) {
+      launch_code_linears(stream_, run.form, weights.views() + run.first, run.count, {}, codes, num_rows, y_RO,
+                          weights.num_out());
     }
   }
 
   void multiply_floats(const CudaLinear& weights, const float* x_RI, int64_t num_rows, float* y_RO) {
-    for (size_t p = 0; p < weights.parts().size(); ++p) {
-      const CudaLinear::Part& part = weights.parts()[p];
-      launch_linears(stream_, part.form, weights.views() + p, 1, {}, x_RI, num_rows, y_RO, weights.num_out(),
-                     part.first_out);
+    for (const CudaLinear::Run& run : weights.runs()) {
+      launch_linears(stream_, run.form, weights.views() + run.first, run.count, {}, x_RI, num_rows, y_RO,
+                     weights.num_out());
     }
   }
 
@@ -357,8 +415,10 @@ class CudaBackend final : public Backend {
     return {notes.squares_R.get(), notes.limits_N.get(), notes.columns_NI.get()};
   }
 
+  bool records_steps_;
   cudaStream_t stream_ = nullptr;
-  Buffer<float> attention_scratch_;  // grows as needed
+  int64_t num_allocations_ = 0, num_copies_ = 0;  // so far; copies are those to and from the host
+  Buffer<float> attention_scratch_;               // grows as needed
 };
 
 }  // namespace
@@ -395,7 +455,7 @@ CudaDevice find_cuda_device() {
           .free_bytes = static_cast<int64_t>(free_bytes)};
 }
 
-std::unique_ptr<Backend> make_cuda_backend() {
+std::unique_ptr<Backend> make_cuda_backend(bool records_steps) {
   const CudaDevice device = find_cuda_device();
   // Kernels compiled for 8.0 run on every 8.x, those for 9.0a on 9.0 alone. There is no PTX for others
   // (CMakeLists.txt).
@@ -406,7 +466,7 @@ std::unique_ptr<Backend> make_cuda_backend() {
         device.name + " of " + std::to_string(device.major) + "." + std::to_string(device.minor) +
         ": run with --device cpu");
   }
-  return std::make_unique<CudaBackend>();
+  return std::make_unique<CudaBackend>(records_steps);
 }
 
 }  // namespace pare::runtime

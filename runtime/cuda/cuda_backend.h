@@ -20,7 +20,8 @@ struct CudaDevice {
 CudaDevice find_cuda_device();
 
 // Makes a backend on the first device. Throws what find_cuda_device throws, and std::runtime_error for a device without
-// kernels in this program (compute capability other than 8.x and 9.0).
-std::unique_ptr<Backend> make_cuda_backend();
+// kernels in this program (compute capability other than 8.x and 9.0). Unless it records steps, run_step queues every
+// launch by itself, which costs more of the host's time and gives the same bits.
+std::unique_ptr<Backend> make_cuda_backend(bool records_steps = true);
 
 }  // namespace pare::runtime

@@ -57,10 +57,9 @@ ExpertStack::ExpertStack(Backend& backend, std::span<const FeedForwardWeights> e
       const auto same = std::find_if(launches.begin(), launches.end(), [&](const Launch& launch) {
         return launch.part == p && launch.form == part.form && launch.as_codes == linear.multiplies_codes();
       });
-      Launch& launch =
-          same != launches.end()
-              ? *same
-              : launches.emplace_back(Launch{p, part.form, linear.multiplies_codes(), part.first_out, {}, {}});
+      Launch& launch = same != launches.end()
+                           ? *same
+                           : launches.emplace_back(Launch{p, part.form, linear.multiplies_codes(), {}, {}});
       launch.host_linears.push_back(static_cast<int32_t>(e));
     }
     views_PE.push_back(sent<WeightView>(backend, views));
@@ -147,9 +146,9 @@ void CudaExpertWork::multiply(cudaStream_t stream, const Group& group, const Exp
     const WeightView* const views = stack.views_PE[launch.part].get();
     if (launch.as_codes) {
       const CodeRows codes = {codes_SS_.get(), LinearInput::code_stride(stack.num_in), scales_S_.get(), zeros_S_.get()};
-      launch_code_linears(stream, launch.form, views, num, slots, codes, max_rows, y, stack.num_out, launch.first_out);
+      launch_code_linears(stream, launch.form, views, num, slots, codes, max_rows, y, stack.num_out);
     } else {
-      launch_linears(stream, launch.form, views, num, slots, x, max_rows, y, stack.num_out, launch.first_out);
+      launch_linears(stream, launch.form, views, num, slots, x, max_rows, y, stack.num_out);
     }
   }
 }

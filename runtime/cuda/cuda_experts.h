@@ -16,7 +16,6 @@ struct ExpertStack {
     size_t part = 0;
     WeightForm form;
     bool as_codes = false;
-    int64_t first_out = 0;
     std::vector<int32_t> host_linears;
     Buffer<int32_t> linears_Z;  // linears of this form; empty: all
   };

@@ -225,7 +225,16 @@ CudaLinear::CudaLinear(Backend& backend, std::span<const LinearWeights> parts) :
   by_columns_ = parts.size() == 1 && goes_by_columns(parts.front());
   for (const LinearWeights& part : parts) append(backend, part);
   std::vector<WeightView> views;
-  for (const Part& part : parts_) views.push_back(part.host);
+  for (const Part& part : parts_) {
+    views.push_back(part.host);
+    WeightForm form = part.form;
+    if (!runs_.empty()) form.num_out = runs_.back().form.num_out;
+    if (runs_.empty() || form != runs_.back().form) {
+      runs_.push_back({part.form, static_cast<int64_t>(views.size()) - 1, 0});
+    }
+    ++runs_.back().count;
+    runs_.back().form.num_out = std::max(runs_.back().form.num_out, part.form.num_out);
+  }
   views_ = uploaded<WeightView>(backend, views, resident_bytes_);
   if (input_.outliers == OutlierRule::columns) {
     std::vector<uint8_t> is_outlier(static_cast<size_t>(num_in_), 0);
@@ -236,7 +245,7 @@ CudaLinear::CudaLinear(Backend& backend, std::span<const LinearWeights> parts) :
 
 void CudaLinear::append(Backend& backend, const LinearWeights& linear) {
   Part part;
-  part.first_out = num_out_;
+  part.host.first_out = num_out_;
   part.host.num_out = linear.num_out();
   part.host.num_in = num_in_;
   if (by_columns_) {

@@ -29,7 +29,6 @@ class CudaLinear final : public PackedLinear {
   struct Part {
     WeightView host;
     WeightForm form;
-    int64_t first_out = 0;
     Buffer<uint32_t> words;
     Buffer<float> scales_OG, values, bias_O;
     Buffer<uint8_t> zeros_OG, places;
@@ -37,6 +36,12 @@ class CudaLinear final : public PackedLinear {
     Buffer<ZeroCounts> zero_counts;
   };
   std::span<const Part> parts() const { return parts_; }
+  // Neighbouring parts of one form, which one launch multiplies.
+  struct Run {
+    WeightForm form;  // with the most outputs of a part
+    int64_t first = 0, count = 0;
+  };
+  std::span<const Run> runs() const { return runs_; }
   const WeightView* views() const { return views_.get(); }  // one for each part, in device memory
   RoundingTarget rounding() const;                          // how its input is rounded
 
@@ -52,6 +57,7 @@ class CudaLinear final : public PackedLinear {
   bool multiplies_codes_ = false, by_columns_ = false;
   std::string weight_names_;
   std::vector<Part> parts_;
+  std::vector<Run> runs_;
   Buffer<WeightView> views_;
   Buffer<uint8_t> outlier_columns_;
 };

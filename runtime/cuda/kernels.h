@@ -15,7 +15,7 @@ namespace pare::runtime {
 // The rows that each of several linears multiplies: those of its slots. Slot s reads row rows_S[s] of x (null: row s)
 // and writes row s of y.
 struct SlotRanges {
-  const int32_t* first_slot_E1 = nullptr;  // for all linears; null: one linear, with every row
+  const int32_t* first_slot_E1 = nullptr;  // for all linears; null: each has every row
   const int32_t* linears_Z = nullptr;      // the linears that run; null: all
   const int32_t* rows_S = nullptr;
 };
@@ -29,15 +29,13 @@ struct CodeRows {
 };
 
 // y[r, first_out + o] = bias[o] + sum_i W[o, i] x[r, i], for num_linears of one form. Each has at most max_rows rows in
-// its slots, and y has out_width columns.
+// its slots and at most form.num_out outputs, and y has out_width columns.
 void launch_linears(cudaStream_t stream, const WeightForm& form, const WeightView* weights_E, int64_t num_linears,
-                    const SlotRanges& slots, const float* x_RI, int64_t max_rows, float* y_RO, int64_t out_width,
-                    int64_t first_out);
+                    const SlotRanges& slots, const float* x_RI, int64_t max_rows, float* y_RO, int64_t out_width);
 // The same for codes, with weights of 8, 4 or 2 bits. Their columns lie in the order of their groups, and a quad of
 // four columns (with 2:4, eight) lies in one group.
 void launch_code_linears(cudaStream_t stream, const WeightForm& form, const WeightView* weights_E, int64_t num_linears,
-                         const SlotRanges& slots, const CodeRows& x, int64_t max_rows, float* y_RO, int64_t out_width,
-                         int64_t first_out);
+                         const SlotRanges& slots, const CodeRows& x, int64_t max_rows, float* y_RO, int64_t out_width);
 
 void launch_embed(cudaStream_t stream, const WeightView* table_VD, const int32_t* ids_R, int64_t num_rows,
                   int64_t width, float scale, float* hidden_RD);

@@ -14,15 +14,22 @@ constexpr int tile_rows_of(StoredAs stored, bool is_kept) {
   return pieces_of_vector(stored, is_kept) > 10 ? 4 : 8;
 }
 
-// Loads columns [first_column, ...) of the tile's rows for kSplits spans into x_tile [rows, splits, pieces, lanes].
-// Columns after num_in and rows that the tile does not have are zeros.
-template <int kRows, int kPieces>
+// The spans of each split whose inputs lie in shared memory at once. One row takes more of them, so that many vectors
+// of weights are on their way together: decode waits for memory, and has little else to do.
+constexpr int spans_of(int rows, int pieces) {
+  return rows > 1 ? 1 : pieces > 8 ? 2 : 4;
+}
+
+// Loads columns [first_column, end_column) of the tile's rows, at most kSpans spans for each split, into x_tile [rows,
+// spans, pieces, lanes]. Columns after num_in and rows that the tile does not have are zeros.
+template <int kRows, int kPieces, int kSpans>
 __device__ void load_spans(const float* x_RI, const SlotRanges& slots, const BlockRows& rows, int64_t num_in,
-                           int64_t first_column, float4* x_tile) {
-  constexpr int kPiecesOfRow = kSplits * kWarp * kPieces;
+                           int64_t first_column, int64_t end_column, float4* x_tile) {
+  constexpr int kPiecesOfRow = kSpans * kSplits * kWarp * kPieces;
   for (int i = static_cast<int>(threadIdx.x); i < kRows * kPiecesOfRow; i += kLinearThreads) {
     const int row = i / kPiecesOfRow, piece = i % kPiecesOfRow;
     const int64_t column = first_column + static_cast<int64_t>(piece) * 4;
+    if (column >= end_column) continue;
     float4 values = {0.0f, 0.0f, 0.0f, 0.0f};
     if (row < rows.num && column < num_in) {
       const float* const x_I = x_RI + row_of_slot(slots, rows.first_slot + row) * num_in + column;
@@ -33,8 +40,8 @@ __device__ void load_spans(const float* x_RI, const SlotRanges& slots, const Blo
                   column + 3 < num_in ? x_I[3] : 0.0f};
       }
     }
-    const int split = piece / (kWarp * kPieces), lane = piece / kPieces % kWarp;
-    x_tile[((row * kSplits + split) * kPieces + piece % kPieces) * piece_stride(kPieces) + lane] = values;
+    const int span = piece / (kWarp * kPieces), lane = piece / kPieces % kWarp;
+    x_tile[((row * kSpans * kSplits + span) * kPieces + piece % kPieces) * piece_stride(kPieces) + lane] = values;
   }
 }
 
@@ -47,13 +54,12 @@ __device__ float at(const float4& values, uint32_t place) {
   return (place & 2u) != 0 ? high : low;
 }
 
-// Adds the products of one vector in the order of its columns. A scale multiplies the sum over its group's part of the
-// vector.
+// Adds the products of one `vector` of weights in the order of its columns. A scale multiplies the sum over its group's
+// part of the vector.
 template <StoredAs kStored, bool kIsKept, int kRows>
-__device__ void add_vector(const WeightView& weight, int64_t out, int64_t vector_index, const float4* x_pieces,
-                           int64_t row_stride, float (&sums)[kRows]) {
+__device__ void add_vector(const WeightView& weight, int64_t out, int64_t vector_index, const uint4& vector,
+                           const float4* x_pieces, int64_t row_stride, float (&sums)[kRows]) {
   constexpr int kPieces = pieces_of_vector(kStored, kIsKept), kPerWord = weights_per_word(kStored);
-  const uint4 vector = reinterpret_cast<const uint4*>(weight.words + out * weight.row_words)[vector_index];
   const uint32_t words[kVectorWords] = {vector.x, vector.y, vector.z, vector.w};
   const int64_t first_column = vector_index * columns_of_vector(kStored, kIsKept);
   constexpr int64_t kPlaceBytes = weights_per_vector(kStored) / 4;
@@ -117,7 +123,7 @@ __device__ void add_vector(const WeightView& weight, int64_t out, int64_t vector
 template <StoredAs kStored, bool kIsKept, int kRows>
 __global__ void __launch_bounds__(kLinearThreads, 1)
     linear_kernel(const WeightView* weights, SlotRanges slots, const float* x_RI, int64_t num_rows, float* y_RO,
-                  int64_t out_width, int64_t first_out) {
+                  int64_t out_width) {
   DYNAMIC_SHARED(float4, x_tile);
   SHARED_ARRAY(float, partial, kSplits* kBlockOutputs* kRows);
   constexpr int kPieces = pieces_of_vector(kStored, kIsKept);
@@ -129,26 +135,41 @@ __global__ void __launch_bounds__(kLinearThreads, 1)
   const int64_t first = first_output(weight), own = warp % kOutputGroups * kWarpOutputs;
 
   float sums[kWarpOutputs][kRows] = {};
+  constexpr int kSpans = spans_of(kRows, kPieces), kStep = kSplits * kWarp;
+  constexpr int64_t kColumns = columns_of_vector(kStored, kIsKept);
   const int64_t num_vectors = weight.row_words / kVectorWords;
-  for (int64_t first_vector = 0; first_vector < num_vectors; first_vector += kSplits * kWarp) {
-    load_spans<kRows, kPieces>(x_RI, slots, rows, weight.num_in, first_vector * columns_of_vector(kStored, kIsKept),
-                               x_tile);
-    __syncthreads();
-    const int64_t vector = first_vector + split * kWarp + lane;
+  for (int64_t first_vector = 0; first_vector < num_vectors; first_vector += kSpans * kStep) {
+    // Weights come from memory while x is brought.
+    uint4 vectors[kSpans][kWarpOutputs] = {};
+    const auto for_each_vector = [&](const auto& function) {
 #pragma unroll
-    for (int o = 0; o < kWarpOutputs; ++o) {
-      if (vector >= num_vectors || first + own + o >= weight.num_out) continue;
-      add_vector<kStored, kIsKept, kRows>(weight, first + own + o, vector,
-                                          x_tile + split * kPieces * piece_stride(kPieces) + lane,
-                                          kSplits * kPieces * piece_stride(kPieces), sums[o]);
-    }
+      for (int s = 0; s < kSpans; ++s) {
+        const int64_t vector = first_vector + s * kStep + split * kWarp + lane;
+#pragma unroll
+        for (int o = 0; o < kWarpOutputs; ++o) {
+          if (vector >= num_vectors || first + own + o >= weight.num_out) continue;
+          function(s, o, vector, first + own + o);
+        }
+      }
+    };
+    for_each_vector([&](int s, int o, int64_t vector, int64_t out) {
+      vectors[s][o] = __ldg(reinterpret_cast<const uint4*>(weight.words + out * weight.row_words) + vector);
+    });
+    load_spans<kRows, kPieces, kSpans>(x_RI, slots, rows, weight.num_in, first_vector * kColumns,
+                                       num_vectors * kColumns, x_tile);
+    __syncthreads();
+    for_each_vector([&](int s, int o, int64_t vector, int64_t out) {
+      add_vector<kStored, kIsKept, kRows>(weight, out, vector, vectors[s][o],
+                                          x_tile + (s * kSplits + split) * kPieces * piece_stride(kPieces) + lane,
+                                          kSpans * kSplits * kPieces * piece_stride(kPieces), sums[o]);
+    });
     __syncthreads();
   }
   join_sums<kRows>(sums, partial, [&](int output, int row, float sum) {
     const int64_t out = first + output;
     if (out >= weight.num_out || row >= rows.num) return;
     const float bias = weight.bias_O != nullptr ? weight.bias_O[out] : 0.0f;
-    y_RO[(rows.first_slot + row) * out_width + first_out + out] = sum + bias;
+    y_RO[(rows.first_slot + row) * out_width + weight.first_out + out] = sum + bias;
   });
 }
 
@@ -174,7 +195,8 @@ using Launch = LinearLaunch<const float*>;
 template <StoredAs kStored, bool kIsKept, int kRows>
 void launch_tile(const Launch& l) {
   constexpr int kPieces = pieces_of_vector(kStored, kIsKept);
-  constexpr size_t kSharedBytes = sizeof(float4) * kRows * kSplits * kPieces * piece_stride(kPieces);
+  constexpr size_t kSharedBytes =
+      sizeof(float4) * kRows * spans_of(kRows, kPieces) * kSplits * kPieces * piece_stride(kPieces);
   l.template launch<kRows>(linear_kernel<kStored, kIsKept, kRows>, kSharedBytes);
 }
 
@@ -222,7 +244,7 @@ __host__ __device__ inline int64_t num_word_blocks(int64_t num_out, int per_word
 template <StoredAs kStored, int kRows>
 __global__ void __launch_bounds__(kColumnThreads, 1)
     column_linear_kernel(const WeightView* weights, SlotRanges slots, const float* x_RI, int64_t max_rows, float* y_RO,
-                         int64_t out_width, int64_t first_out) {
+                         int64_t out_width) {
   constexpr int kPerWord = weights_per_word(kStored);
   constexpr int kSums = kBlockWords * kPerWord * kRows;
   SHARED_ARRAY(float, partial, kColumnWarps* kSums);
@@ -300,7 +322,7 @@ __global__ void __launch_bounds__(kColumnThreads, 1)
     if (out >= weight.num_out || row >= rows.num) continue;
     float sum = partial[place];
     for (int w = 1; w < kColumnWarps; ++w) sum += partial[w * kSums + place];
-    y_RO[(rows.first_slot + row) * out_width + first_out + out] =
+    y_RO[(rows.first_slot + row) * out_width + weight.first_out + out] =
         sum + (weight.bias_O != nullptr ? weight.bias_O[out] : 0.0f);
   }
 
@@ -325,7 +347,7 @@ struct ColumnLaunch {
   const float* x_RI;
   int64_t max_rows;
   float* y_RO;
-  int64_t out_width, first_out;
+  int64_t out_width;
 
   template <StoredAs kStored, int kRows>
   void launch_tiles() const {
@@ -333,7 +355,7 @@ struct ColumnLaunch {
     const dim3 grid(static_cast<unsigned>(num_word_blocks(num_out, weights_per_word(kStored)) * num_tiles),
                     static_cast<unsigned>(num_linears));
     launch(column_linear_kernel<kStored, kRows>, grid, dim3(kColumnThreads), 0, stream, weights, slots, x_RI, max_rows,
-           y_RO, out_width, first_out);
+           y_RO, out_width);
   }
   template <StoredAs kStored>
   void launch_stored() const {
@@ -343,10 +365,9 @@ struct ColumnLaunch {
 };
 
 void launch_column_linears(cudaStream_t stream, const WeightForm& form, const WeightView* weights, int64_t num_linears,
-                           const SlotRanges& slots, const float* x_RI, int64_t max_rows, float* y_RO, int64_t out_width,
-                           int64_t first_out) {
-  const ColumnLaunch l = {stream, weights,  num_linears, form.num_out, slots,
-                          x_RI,   max_rows, y_RO,        out_width,    first_out};
+                           const SlotRanges& slots, const float* x_RI, int64_t max_rows, float* y_RO,
+                           int64_t out_width) {
+  const ColumnLaunch l = {stream, weights, num_linears, form.num_out, slots, x_RI, max_rows, y_RO, out_width};
   switch (form.stored) {
     case StoredAs::f32:
       return l.launch_stored<StoredAs::f32>();
@@ -372,14 +393,12 @@ void launch_column_linears(cudaStream_t stream, const WeightForm& form, const We
 }  // namespace
 
 void launch_linears(cudaStream_t stream, const WeightForm& form, const WeightView* weights, int64_t num_linears,
-                    const SlotRanges& slots, const float* x_RI, int64_t max_rows, float* y_RO, int64_t out_width,
-                    int64_t first_out) {
+                    const SlotRanges& slots, const float* x_RI, int64_t max_rows, float* y_RO, int64_t out_width) {
   if (max_rows == 0) return;
   if (form.by_columns) {
-    return launch_column_linears(stream, form, weights, num_linears, slots, x_RI, max_rows, y_RO, out_width, first_out);
+    return launch_column_linears(stream, form, weights, num_linears, slots, x_RI, max_rows, y_RO, out_width);
   }
-  const LinearLaunch l = {stream, weights,  num_linears, form.num_out, slots,
-                          x_RI,   max_rows, y_RO,        out_width,    first_out};
+  const LinearLaunch l = {stream, weights, num_linears, form.num_out, slots, x_RI, max_rows, y_RO, out_width};
   switch (form.stored) {
     case StoredAs::f32:
       return launch_form<StoredAs::f32>(l, form.is_kept);

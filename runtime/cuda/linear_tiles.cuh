@@ -66,7 +66,7 @@ struct LinearLaunch {
   X x;
   int64_t max_rows;
   float* y_RO;
-  int64_t out_width, first_out;
+  int64_t out_width;
 
   // Block (x: outputs of each tile of kRows rows, y: linear).
   template <int kRows, typename Kernel>
@@ -74,7 +74,7 @@ struct LinearLaunch {
     const int64_t num_tiles = (max_rows + kRows - 1) / kRows;
     const dim3 grid(static_cast<unsigned>(num_output_blocks(num_out) * num_tiles), static_cast<unsigned>(num_linears));
     runtime::launch(kernel, grid, dim3(kLinearThreads), shared_bytes, stream, weights, slots, x, max_rows, y_RO,
-                    out_width, first_out);
+                    out_width);
   }
 };
 

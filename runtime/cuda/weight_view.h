@@ -72,6 +72,7 @@ struct WeightView {
   int32_t symmetric_zero = 0;  // 2^(bits-1); for codes without zeros of their own
   int64_t num_out = 0;
   int64_t num_in = 0;
+  int64_t first_out = 0;  // the column of y that its first output is written to
   int64_t row_words = 0;
   const uint32_t* words = nullptr;  // [O, row_words]
   // Only for 2:4: [O, row_words / 4], 2 bits for each weight of a vector, in bytes of four. Null: every column is

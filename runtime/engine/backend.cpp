@@ -37,6 +37,10 @@ int64_t Backend::checked_bytes(int64_t num_values, size_t value_bytes) {
   return num_values * static_cast<int64_t>(value_bytes);
 }
 
+void Backend::run_step(std::unique_ptr<RecordedStep>&, const std::function<void()>& step) {
+  step();
+}
+
 PackedNorm Backend::pack_norm(const Norm& norm) {
   return {uploaded<float>(*this, norm.gain), norm.epsilon, norm.centers, uploaded<float>(*this, norm.bias)};
 }

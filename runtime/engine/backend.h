@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -230,6 +231,12 @@ struct ExpertShape {
   bool has_codes = false;         // true if some expert takes its input as codes
 };
 
+// The notes that a backend keeps of a step for the next one (Backend::run_step).
+class RecordedStep {
+ public:
+  virtual ~RecordedStep() = default;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -259,6 +266,12 @@ class Backend {
   virtual std::optional<int64_t> free_bytes() const { return std::nullopt; }
   // The most logits that a backend with memory of its own holds at a time.
   static constexpr int64_t kLogitFloats = int64_t{1} << 23;
+
+  // Runs `step`, which calls operations of this backend. All steps that share one `recorded`, null before the first,
+  // make the same calls with the same arguments, and nothing else of theirs counts. So a backend may note the calls and
+  // make them again without `step`. What changes from step to step lies in the backend's memory. What the operations
+  // read and write must live as long as `recorded`, unless the backend has allocated since: then it notes anew.
+  virtual void run_step(std::unique_ptr<RecordedStep>& recorded, const std::function<void()>& step);
 
   PackedNorm pack_norm(const Norm& norm);
   PackedLayerNorm pack_layer_norm(const LayerNorm& norm);

@@ -1,6 +1,7 @@
 #include "runtime/engine/forward_pass.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -44,10 +45,9 @@ LatentWidths::LatentWidths(const ModelDescription& model) {
 // Every chunk but the last ends at the end of a sequence or holds kChunkRows rows. This bounds the number of parts of
 // sequences.
 StagedBatch::StagedBatch(Backend& backend, int64_t max_rows, int64_t max_sequences)
-    : ids_R(backend.allocate<int32_t>(max_rows)),
-      positions_R(backend.allocate<int32_t>(max_rows)),
-      slots_R(backend.allocate<int32_t>(max_rows)),
-      sequences(backend.allocate<Sequence>(max_sequences + (max_rows + kChunkRows - 1) / kChunkRows)) {}
+    : memory(backend.allocate<std::byte>((max_sequences + (max_rows + kChunkRows - 1) / kChunkRows) *
+                                             static_cast<int64_t>(sizeof(Sequence)) +
+                                         3 * max_rows * static_cast<int64_t>(sizeof(int32_t)))) {}
 
 ForwardArena::ForwardArena(Backend& backend, const ModelDescription& model, int64_t num_rows, int64_t rows_at_a_time,
                            bool has_codes, int64_t num_sequences)
@@ -185,8 +185,8 @@ void ForwardPass::run_attention(ForwardArena& work, const BlockWeights& block, c
                                 KvLayer& cache) const {
   const int64_t num_rows = chunk.num_rows;
   const bool has_latents = block.kv_b != nullptr;
-  const auto rows_of = [&](const Buffer<int32_t>& all_R) {
-    return all_R.span().subspan(static_cast<size_t>(chunk.first_row), static_cast<size_t>(num_rows));
+  const auto rows_of = [&](std::span<const int32_t> all_R) {
+    return all_R.subspan(static_cast<size_t>(chunk.first_row), static_cast<size_t>(num_rows));
   };
   if (has_latents) {
     run_latents(work, block, chunk);
@@ -269,16 +269,6 @@ void ForwardPass::stage(ForwardArena& work, const Batch& batch) const {
                            std::to_string(batch.sequences.size()) + " sequences does not fit what was planned");
   }
   StagedBatch& staged = work.batch;
-  staged.num_rows = batch.num_rows();
-  staged.host_positions_R.resize(static_cast<size_t>(staged.num_rows));
-  staged.host_slots_R.resize(static_cast<size_t>(staged.num_rows));
-  for (const Sequence& sequence : batch.sequences) {
-    for (int64_t t = 0; t < sequence.num_rows; ++t) {
-      const int64_t position = sequence.num_past + t;
-      staged.host_positions_R[sequence.first_row + t] = static_cast<int32_t>(position);
-      staged.host_slots_R[sequence.first_row + t] = static_cast<int32_t>(sequence.first_slot + position);
-    }
-  }
   staged.host_sequences.clear();
   staged.chunks.clear();
   int64_t num_rows = 0;
@@ -287,29 +277,41 @@ void ForwardPass::stage(ForwardArena& work, const Batch& batch) const {
     const size_t before = staged.host_sequences.size();
     append_slice(batch.sequences, first, num_rows, staged.host_sequences);
     Sequences sequences = bounded(std::span<const Sequence>(staged.host_sequences).subspan(before));
-    sequences.table = staged.sequences.span().subspan(before, sequences.table.size());
+    sequences.table = {reinterpret_cast<const Sequence*>(staged.memory.get()) + before, sequences.table.size()};
     sequences.max_tokens = std::max(sequences.max_tokens, batch.max_tokens);
     staged.chunks.push_back({.first_row = first, .num_rows = num_rows, .sequences = sequences});
   }
-  backend.upload(batch.ids_R, staged.ids_R.get());
-  backend.upload<int32_t>(staged.host_positions_R, staged.positions_R.get());
-  backend.upload<int32_t>(staged.host_slots_R, staged.slots_R.get());
-  backend.upload<Sequence>(staged.host_sequences, staged.sequences.get());
+  const size_t size_R = batch.ids_R.size(), sequence_bytes = staged.host_sequences.size() * sizeof(Sequence);
+  staged.host.resize(sequence_bytes + 3 * size_R * sizeof(int32_t));
+  std::memcpy(staged.host.data(), staged.host_sequences.data(), sequence_bytes);
+  const std::span rows(reinterpret_cast<int32_t*>(staged.host.data() + sequence_bytes), 3 * size_R);
+  const std::span positions_R = rows.subspan(size_R, size_R), slots_R = rows.last(size_R);
+  std::copy(batch.ids_R.begin(), batch.ids_R.end(), rows.begin());
+  for (const Sequence& sequence : batch.sequences) {
+    for (int64_t t = 0; t < sequence.num_rows; ++t) {
+      const int64_t position = sequence.num_past + t;
+      const auto row = static_cast<size_t>(sequence.first_row + t);
+      positions_R[row] = static_cast<int32_t>(position);
+      slots_R[row] = static_cast<int32_t>(sequence.first_slot + position);
+    }
+  }
+  auto* const first_R = reinterpret_cast<int32_t*>(staged.memory.get() + sequence_bytes);
+  staged.ids_R = {first_R, size_R};
+  staged.positions_R = {first_R + size_R, size_R};
+  staged.slots_R = {first_R + 2 * size_R, size_R};
+  backend.upload<std::byte>(staged.host, staged.memory.get());
 }
 
 // The outer loop goes over blocks, the inner one over chunks. So the keys and values of one layer are enough for
 // windows that are thrown away.
 void ForwardPass::run_blocks(ForwardArena& work, std::span<KvLayer> caches, const std::function<void(double)>& progress,
                              const ObservedRows* observed) const {
-  backend.embed(*weights.embedding, work.batch.ids_R.first(work.batch.num_rows), description.embedding_scale,
-                work.hidden_RD.get());
+  backend.embed(*weights.embedding, work.batch.ids_R, description.embedding_scale, work.hidden_RD.get());
   if (weights.positions) {
-    backend.add_positions(*weights.positions,
-                          work.batch.positions_R.span().first(static_cast<size_t>(work.batch.num_rows)),
-                          description.first_position, work.hidden_RD.get());
+    backend.add_positions(*weights.positions, work.batch.positions_R, description.first_position, work.hidden_RD.get());
   }
   if (weights.embedding_norm) {
-    backend.add_layer_norm(work.hidden_RD.get(), nullptr, *weights.embedding_norm, work.batch.num_rows,
+    backend.add_layer_norm(work.hidden_RD.get(), nullptr, *weights.embedding_norm, work.batch.num_rows(),
                            description.hidden_size, nullptr);
   }
   for (size_t layer = 0; layer < weights.blocks.size(); ++layer) {

@@ -29,16 +29,18 @@ struct Chunk {
   Sequences sequences;
 };
 
-// A batch in the backend's memory. The buffers stay where they are from batch to batch.
+// A batch in the backend's memory, filled by one upload: the sequences of all chunks, one chunk after the other, then
+// ids, positions and slots. Batches of equal shape lie in equal places.
 struct StagedBatch {
   StagedBatch(Backend& backend, int64_t max_rows, int64_t max_sequences);
 
-  int64_t num_rows = 0;
-  Buffer<int32_t> ids_R, positions_R, slots_R;
-  Buffer<Sequence> sequences;  // all chunks', one chunk after the other
+  std::span<int32_t> ids_R, positions_R, slots_R;
   std::vector<Chunk> chunks;
-  std::vector<int32_t> host_positions_R, host_slots_R;  // what was uploaded
+  Buffer<std::byte> memory;
   std::vector<Sequence> host_sequences;
+  std::vector<std::byte> host;  // what is uploaded
+
+  int64_t num_rows() const { return static_cast<int64_t>(ids_R.size()); }
 };
 
 // The most values of a row that latent attention needs beside q, k and v: of what the block's norm is multiplied to, of

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "runtime/engine/forward_pass.h"
+#include "runtime/system/interrupt.h"
 
 namespace pare::runtime {
 
@@ -19,6 +20,7 @@ struct Transformer::State {
 
   ForwardPass pass;
   AttentionBits bits;
+  int64_t num_settings = 0;  // how often `bits` has been set
 
   // Scratch memory of prefill_windows, kept from call to call.
   std::unique_ptr<ForwardArena> arena;
@@ -140,6 +142,7 @@ void Transformer::use_attention_bits(AttentionBits bits) {
   const KvStorage possible(state_->pass.backend, bits.kv, 0, 0, 0);  // throws for bits that do not exist
   if (bits.products == 8) bits.kv = 8;
   state_->bits = bits;
+  ++state_->num_settings;
   for (BlockWeights& block : state_->pass.weights.blocks) block.attention.products_in_8_bits = bits.products == 8;
   state_->scratch_cache.reset();
 }
@@ -309,7 +312,8 @@ class CachedLanes : public Transformer::Lanes {
                state.pass.rows_at_a_time(max_tokens), state.pass.multiplies_codes(), num_lanes),
         logits_NV_(state.pass.backend.allocate(num_lanes * state.pass.description.vocabulary_size)),
         host_logits_NV_(static_cast<size_t>(logits_NV_.size())),
-        last_ND_(state.pass.backend.allocate(num_lanes * state.pass.description.hidden_size)) {
+        last_ND_(state.pass.backend.allocate(num_lanes * state.pass.description.hidden_size)),
+        recorded_N_(static_cast<size_t>(num_lanes)) {
     for (size_t layer = 0; layer < state.pass.weights.blocks.size(); ++layer) {
       storage_.push_back(state.make_cache(num_lanes * max_tokens));
       caches_.push_back(storage_.back().layer());
@@ -333,6 +337,7 @@ class CachedLanes : public Transformer::Lanes {
     const auto num_ids = static_cast<int64_t>(ids.size());
     check_fed(ids);
     check_room(lane, num_ids);
+    if (num_ids == 1) return step({&lane, 1}, ids);
     int64_t& num_tokens = num_tokens_N_[static_cast<size_t>(lane)];
     int64_t num_rows = 0;
     for (int64_t first = 0; first < num_ids; first += num_rows) {
@@ -343,7 +348,8 @@ class CachedLanes : public Transformer::Lanes {
       state_.pass.run_blocks(arena_, caches_);
       num_tokens += num_rows;
     }
-    return finished_logits(num_rows - 1, {&lane, 1});
+    make_logits(num_rows - 1, 1);
+    return downloaded_logits({&lane, 1});
   }
 
   std::span<const float> feed_each(std::span<const int64_t> lanes, std::span<const int32_t> ids) override {
@@ -353,7 +359,6 @@ class CachedLanes : public Transformer::Lanes {
     }
     state_.check_ids(ids);
     std::vector<bool> is_fed(num_tokens_N_.size(), false);
-    std::vector<Sequence> sequences;
     for (const int64_t lane : lanes) {
       check_lane(lane);
       check_room(lane, 1);
@@ -362,15 +367,8 @@ class CachedLanes : public Transformer::Lanes {
                                     (num_tokens(lane) == 0 ? " has not begun" : " was fed twice"));
       }
       is_fed[static_cast<size_t>(lane)] = true;
-      sequences.push_back({.first_row = static_cast<int64_t>(sequences.size()),
-                           .num_rows = 1,
-                           .num_past = num_tokens(lane),
-                           .first_slot = lane * max_tokens_});
     }
-    state_.pass.stage(arena_, {ids, sequences, max_tokens_});
-    state_.pass.run_blocks(arena_, caches_);
-    for (const int64_t lane : lanes) ++num_tokens_N_[static_cast<size_t>(lane)];
-    return finished_logits(0, lanes);
+    return step(lanes, ids);
   }
 
  private:
@@ -391,12 +389,38 @@ class CachedLanes : public Transformer::Lanes {
                                 std::to_string(num_tokens(lane)) + ": " + std::to_string(num_ids) + " more do not fit");
   }
 
-  // Returns the logits of the rows from first_row on, one row for each of the lanes.
-  std::span<const float> finished_logits(int64_t first_row, std::span<const int64_t> lanes) {
-    const auto num_rows = static_cast<int64_t>(lanes.size());
-    const auto num_vocabulary = static_cast<size_t>(state_.pass.description.vocabulary_size);
+  // Feeds one token to each of these lanes. The number of lanes decides which operations that takes.
+  std::span<const float> step(std::span<const int64_t> lanes, std::span<const int32_t> ids) {
+    std::vector<Sequence> sequences;
+    for (const int64_t lane : lanes) {
+      sequences.push_back({.first_row = static_cast<int64_t>(sequences.size()),
+                           .num_rows = 1,
+                           .num_past = num_tokens(lane),
+                           .first_slot = lane * max_tokens_});
+    }
+    throw_if_interrupted();
+    state_.pass.stage(arena_, {ids, sequences, max_tokens_});
+    if (num_settings_ != state_.num_settings) {
+      for (std::unique_ptr<RecordedStep>& recorded : recorded_N_) recorded.reset();
+      num_settings_ = state_.num_settings;
+    }
+    state_.pass.backend.run_step(recorded_N_[lanes.size() - 1], [&] {
+      state_.pass.run_blocks(arena_, caches_);
+      make_logits(0, static_cast<int64_t>(lanes.size()));
+    });
+    for (const int64_t lane : lanes) ++num_tokens_N_[static_cast<size_t>(lane)];
+    return downloaded_logits(lanes);
+  }
+
+  // Computes the logits of the rows from first_row on.
+  void make_logits(int64_t first_row, int64_t num_rows) {
     state_.pass.final_hidden(arena_, first_row, num_rows, last_ND_.get());
     state_.pass.backend.linear(state_.pass.weights.head(), last_ND_.get(), num_rows, logits_NV_.get());
+  }
+
+  // Returns the logits that were made, one row for each of the lanes.
+  std::span<const float> downloaded_logits(std::span<const int64_t> lanes) {
+    const auto num_vocabulary = static_cast<size_t>(state_.pass.description.vocabulary_size);
     const std::span<float> logits_NV = std::span(host_logits_NV_).first(lanes.size() * num_vocabulary);
     state_.pass.backend.download<float>(logits_NV_.get(), logits_NV);
     if (const std::optional<size_t> i = cap_logits(state_.pass.description.logit_softcap, logits_NV)) {
@@ -414,6 +438,8 @@ class CachedLanes : public Transformer::Lanes {
   Buffer<float> last_ND_;
   std::vector<KvStorage> storage_;
   std::vector<KvLayer> caches_;
+  std::vector<std::unique_ptr<RecordedStep>> recorded_N_;  // the steps of 1, 2, ... lanes
+  int64_t num_settings_ = 0;                               // the model's, when they were recorded
 };
 
 // A session is the only lane of its CachedLanes.

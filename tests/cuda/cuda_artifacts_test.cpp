@@ -1,6 +1,7 @@
 // Checks stories260k in every container, opened from its files. The device must compute what the CPU's kernels compute.
 #include "runtime/containers/container_table.h"
 #include "tests/cuda/on_cuda.h"
+#include "tests/cuda/step_logits.h"
 #include "tests/cuda/stories_artifacts.h"
 #include "tests/places.h"
 #include "tests/runtime/engine/tiny_models.h"
@@ -91,6 +92,20 @@ TEST_P(CudaArtifacts, TheDeviceComputesWhatTheCpuComputes) {
     EXPECT_GT(rounding, 0.0);
     EXPECT_LE(differs.rms, rounding);
   }
+}
+
+TEST_P(CudaArtifacts, RecordedStepsGiveTheBitsOfPlainOnes) {
+  const std::filesystem::path root = kSourceFolder;
+  write_artifact(folder_.path() / "artifact", Checkpoint::open(root / "calibration_data/stories260k"),
+                 GetParam().scheme);
+  const Checkpoint artifact = Checkpoint::open(folder_.path() / "artifact");
+  const std::unique_ptr<Backend> plain = make_cuda_backend(false);
+  const auto logits = [&](Backend& backend) {
+    Transformer model = Transformer::load(artifact, backend);
+    const auto session = model.start(12);
+    return step_logits(*session, some_ids(9, model.description().vocabulary_size), 2);
+  };
+  EXPECT_TRUE(same_bits(logits(*cuda_), logits(*plain)));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "runtime/engine/generate.h"
 #include "runtime/evaluate/perplexity.h"
 #include "tests/cuda/on_cuda.h"
+#include "tests/cuda/step_logits.h"
 #include "tests/places.h"
 #include "tests/runtime/engine/reference_backend.h"
 #include "tests/runtime/engine/tiny_encoder.h"
@@ -26,6 +27,9 @@ constexpr double kTolerance = 2e-5;
 
 class CudaFamilies : public testing::TestWithParam<std::string> {
  protected:
+  CudaFamilies() { emulation::set_options({.hides_memory = false}); }
+  ~CudaFamilies() override { emulation::set_options({}); }
+
   std::unique_ptr<Backend> cuda_ = make_cuda_backend();
 };
 INSTANTIATE_TEST_SUITE_P(Goldens, CudaFamilies, testing::ValuesIn(families()),
@@ -52,8 +56,24 @@ TEST_P(CudaFamilies, LogitsAreThoseOfTransformers) {
   }
 }
 
+// Nothing that a family does may hang on which steps are recorded.
+TEST_P(CudaFamilies, RecordedStepsGiveTheBitsOfPlainOnes) {
+  const Checkpoint checkpoint = Checkpoint::open(family_path(GetParam()));
+  const TokenWindows windows = read_npy(family_path(GetParam()) / "ids.npy");
+  const std::unique_ptr<Backend> plain = make_cuda_backend(false);
+  const auto logits = [&](Backend& backend) {
+    Transformer model = Transformer::load(checkpoint, backend);
+    const auto session = model.start(windows.num_tokens);
+    return step_logits(*session, windows.window(0).first(10), 2);
+  };
+  EXPECT_TRUE(same_bits(logits(*cuda_), logits(*plain)));
+}
+
 class CudaModels : public testing::Test {
  protected:
+  CudaModels() { emulation::set_options({.hides_memory = false}); }
+  ~CudaModels() override { emulation::set_options({}); }
+
   std::unique_ptr<Backend> cuda_ = make_cuda_backend();
   std::unique_ptr<Backend> cpu_ = make_cpu_backend(detect_isa(), 2);
 };
@@ -76,6 +96,78 @@ TEST_F(CudaModels, Stories260kGoesOnAsOnTheCpu) {
   const std::vector<int32_t> prompt = {1};
   const GenerationOptions options = {.max_tokens = 60};
   EXPECT_EQ(generate(model, prompt, options).ids, generate(expected, prompt, options).ids);
+}
+
+// Past 256 tokens a sequence has a second stretch of keys.
+TEST_F(CudaModels, RecordedStepsGiveTheBitsOfPlainOnesInALongContext) {
+  const std::unique_ptr<Backend> plain = make_cuda_backend(false);
+  const auto logits = [&](Backend& backend) {
+    Transformer model = Transformer::load(Checkpoint::open(kStories), backend);
+    const auto session = model.start(270);
+    return step_logits(*session, some_ids(266, model.description().vocabulary_size), 250);
+  };
+  EXPECT_TRUE(same_bits(logits(*cuda_), logits(*plain)));
+}
+
+// The memory of attention's stretches and the table of rotations are replaced between steps of the first session.
+TEST_F(CudaModels, SessionsMayTakeTurns) {
+  const std::unique_ptr<Backend> plain = make_cuda_backend(false);
+  const auto logits = [&](Backend& backend) {
+    Transformer model = Transformer::load(Checkpoint::open(kStories), backend);
+    const std::vector<int32_t> ids = some_ids(40, model.description().vocabulary_size);
+    const auto first = model.start(40);
+    std::vector<float> all = step_logits(*first, std::span(ids).first(8), 2);
+    const auto second = model.start(400);
+    for (size_t token = 8; token < 16; ++token) {
+      for (Transformer::Session* session : {first.get(), second.get()}) {
+        const std::span<const float> row = session->feed({&ids[token], 1});
+        all.insert(all.end(), row.begin(), row.end());
+      }
+    }
+    return all;
+  };
+  EXPECT_TRUE(same_bits(logits(*cuda_), logits(*plain)));
+}
+
+TEST_F(CudaModels, LanesMayComeAndGo) {
+  const std::unique_ptr<Backend> plain = make_cuda_backend(false);
+  const auto logits = [&](Backend& backend) {
+    Transformer model = Transformer::load(Checkpoint::open(kStories), backend);
+    const std::vector<int32_t> ids = some_ids(60, model.description().vocabulary_size);
+    const auto lanes = model.start_lanes(3, 60);
+    for (int64_t lane = 0; lane < 3; ++lane) lanes->begin(lane, std::span(ids).first(static_cast<size_t>(lane + 2)));
+    std::vector<float> all;
+    size_t token = 5;
+    for (const std::vector<int64_t>& fed : std::vector<std::vector<int64_t>>{{0, 1, 2}, {2, 0}, {1, 2, 0}}) {
+      for (int step = 0; step < 5; ++step, token += fed.size()) {
+        const std::span<const float> rows = lanes->feed_each(fed, std::span(ids).subspan(token, fed.size()));
+        all.insert(all.end(), rows.begin(), rows.end());
+      }
+      lanes->begin(1, std::span(ids).first(4));
+    }
+    return all;
+  };
+  EXPECT_TRUE(same_bits(logits(*cuda_), logits(*plain)));
+}
+
+TEST_F(CudaModels, AttentionBitsHoldFromTheNextStepOn) {
+  const std::unique_ptr<Backend> plain = make_cuda_backend(false);
+  const auto logits = [&](Backend& backend, bool changes) {
+    Transformer model = Transformer::load(Checkpoint::open(kStories), backend);
+    const std::vector<int32_t> ids = some_ids(24, model.description().vocabulary_size);
+    model.use_attention_bits({.kv = 8});
+    const auto session = model.start(24);
+    std::vector<float> all = step_logits(*session, std::span(ids).first(10), 2);
+    if (changes) model.use_attention_bits({.products = 8});
+    for (size_t token = 10; token < 20; ++token) {
+      const std::span<const float> row = session->feed({&ids[token], 1});
+      all.insert(all.end(), row.begin(), row.end());
+    }
+    return all;
+  };
+  const std::vector<float> found = logits(*cuda_, true);
+  EXPECT_TRUE(same_bits(found, logits(*plain, true)));
+  EXPECT_FALSE(same_bits(found, logits(*cuda_, false)));
 }
 
 TEST_F(CudaModels, Stories260kHasTheLossOfTheCpu) {

@@ -64,7 +64,7 @@ TEST_F(CudaGrids, RowsMayHaveManyTiles) {
   const auto run = [&](int64_t max_rows) {
     const Buffer<float> y = cuda_->allocate(num_rows * num_out);
     launch_linears(nullptr, packed.parts()[0].form, packed.views(), 1, {.first_slot_E1 = first_slot.get()}, x.get(),
-                   max_rows, y.get(), num_out, 0);
+                   max_rows, y.get(), num_out);
     return received(*cuda_, y);
   };
   EXPECT_TRUE(same_bits(run(8 * kMany), run(num_rows)));

@@ -19,8 +19,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <memory>
 #include <source_location>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -321,6 +324,7 @@ enum cudaError {
   cudaErrorInvalidDevice = 101,
   cudaErrorECCUncorrectable = 214,
   cudaErrorInvalidResourceHandle = 400,
+  cudaErrorIllegalState = 401,
   cudaErrorIllegalAddress = 700,
   cudaErrorLaunchTimeout = 702,
   cudaErrorAssert = 710,
@@ -330,6 +334,10 @@ enum cudaError {
   cudaErrorInvalidAddressSpace = 717,
   cudaErrorInvalidPc = 718,
   cudaErrorLaunchFailure = 719,
+  cudaErrorStreamCaptureUnsupported = 900,
+  cudaErrorStreamCaptureInvalidated = 901,
+  cudaErrorStreamCaptureImplicit = 906,
+  cudaErrorStreamCaptureWrongThread = 908,
 };
 using cudaError_t = cudaError;
 enum cudaMemcpyKind {
@@ -340,7 +348,14 @@ enum cudaMemcpyKind {
   cudaMemcpyDefault = 4,
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+enum cudaStreamCaptureMode {
+  cudaStreamCaptureModeGlobal = 0,
+  cudaStreamCaptureModeThreadLocal = 1,
+  cudaStreamCaptureModeRelaxed = 2,
+};
 using cudaStream_t = struct CUstream_st*;
+using cudaGraph_t = struct CUgraph_st*;
+using cudaGraphExec_t = struct CUgraphExec_st*;
 struct cudaDeviceProp {
   char name[256];
   size_t totalGlobalMem;
@@ -370,6 +385,12 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
 cudaError_t cudaStreamCreate(cudaStream_t* stream);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long flags = 0);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable);
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
 #if CUDART_VERSION >= 12040
 cudaError_t cudaFuncGetName(const char** name, const void* kernel);
@@ -381,9 +402,19 @@ const char* cudaGetErrorString(cudaError_t error);
 
 namespace pare::emulation {
 
+struct Grid {
+  const void* kernel;
+  dim3 grid, block;
+  size_t dynamic_shared_bytes;
+  cudaStream_t stream;
+};
 // Runs a grid of threads, each of which calls run(context). Throws Error for a fault of the kernel.
-cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_shared_bytes, cudaStream_t stream,
-                     const PointerArgument* pointers, size_t num_pointers, void (*run)(void* context), void* context);
+cudaError_t run_grid(const Grid& grid, const PointerArgument* pointers, size_t num_pointers, void (*run)(void* context),
+                     void* context);
+// True if work of this stream is recorded instead of run.
+bool is_captured(cudaStream_t stream);
+// Records the launch: `run` runs the grid, with the arguments as they are now.
+cudaError_t capture_grid(const Grid& grid, std::function<cudaError_t()> run);
 
 template <typename Parameter>
 PointerArgument pointer_argument(size_t index, const void* argument) {
@@ -395,8 +426,8 @@ PointerArgument pointer_argument(size_t index, const void* argument) {
 }
 
 template <typename... Parameters, size_t... indices>
-cudaError_t launch_kernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, void** arguments,
-                          size_t dynamic_shared_bytes, cudaStream_t stream, std::index_sequence<indices...>) {
+cudaError_t launch_kernel(void (*kernel)(Parameters...), const Grid& grid, void** arguments,
+                          std::index_sequence<indices...>) {
   struct Call {
     void (*kernel)(Parameters...);
     void** arguments;
@@ -407,8 +438,7 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, 
     const Call& c = *static_cast<const Call*>(context);
     c.kernel(*static_cast<std::remove_cv_t<Parameters>*>(c.arguments[indices])...);
   };
-  return run_grid(reinterpret_cast<const void*>(kernel), grid, block, dynamic_shared_bytes, stream, pointers,
-                  sizeof...(Parameters), run, &call);
+  return run_grid(grid, pointers, sizeof...(Parameters), run, &call);
 }
 
 }  // namespace pare::emulation
@@ -416,6 +446,19 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, 
 template <typename... Parameters>
 cudaError_t cudaLaunchKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, void** arguments,
                              size_t dynamic_shared_bytes = 0, cudaStream_t stream = nullptr) {
-  return pare::emulation::launch_kernel(kernel, grid, block, arguments, dynamic_shared_bytes, stream,
-                                        std::index_sequence_for<Parameters...>());
+  using Values = std::tuple<std::remove_cv_t<Parameters>...>;
+  constexpr auto kIndices = std::index_sequence_for<Parameters...>();
+  const pare::emulation::Grid shape = {reinterpret_cast<const void*>(kernel), grid, block, dynamic_shared_bytes,
+                                       stream};
+  if (!pare::emulation::is_captured(stream)) {
+    return pare::emulation::launch_kernel(kernel, shape, arguments, kIndices);
+  }
+  return [&]<size_t... indices>(std::index_sequence<indices...>) {
+    const auto values = std::make_shared<Values>(*static_cast<std::remove_cv_t<Parameters>*>(arguments[indices])...);
+    return pare::emulation::capture_grid(shape, [kernel, shape, values] {
+      void* pointers[] = {static_cast<void*>(&std::get<indices>(*values))..., nullptr};
+      return pare::emulation::launch_kernel(kernel, shape, pointers, std::index_sequence<indices...>());
+    });
+  }
+  (kIndices);
 }

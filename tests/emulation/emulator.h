@@ -2,7 +2,7 @@
 // against cuda_emulation.h instead. docs/gpu.md, "Kernels without a GPU", says what each build and option is for.
 //
 // The process has one device, and everything runs on the calling thread. A launch has ended, and a copy has arrived,
-// when the call returns. So streams are in order.
+// when the call returns. So streams are in order. A captured stream records work instead, which runs with its graph.
 #pragma once
 
 #include <cstddef>
@@ -57,6 +57,10 @@ void set_device(const Device& device);
 // Return the number and the bytes of the allocations that were not freed.
 size_t num_allocations();
 size_t allocated_bytes();
+
+// Return the number of kernels that have run, those of graphs among them, and of graphs that were launched.
+size_t num_launches();
+size_t num_graph_launches();
 
 // A fault of a kernel: its name, block, thread, action and source line, as far as they are known. The launch ends at
 // once, and what the kernel has written stays.

@@ -49,14 +49,21 @@ void run_block(Launch& launch, const uint3& index, size_t dynamic_shared_bytes) 
 
 }  // namespace
 
-cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_shared_bytes, cudaStream_t stream,
-                     const PointerArgument* pointers, size_t num_pointers, void (*run)(void* context), void* context) {
-  const std::string name = "kernel " + kernel_name(kernel);
+cudaError_t launch_status(const Grid& grid) {
+  if (const cudaError_t status = stream_status(grid.stream); status != cudaSuccess) return status;
+  if (!is_shape_possible(grid.grid, grid.block)) return remember(cudaErrorInvalidConfiguration);
+  const size_t limit = shared_limits(grid.kernel).dynamic_bytes;
+  return grid.dynamic_shared_bytes > limit ? remember(cudaErrorInvalidValue) : cudaSuccess;
+}
+
+cudaError_t run_grid(const Grid& shape, const PointerArgument* pointers, size_t num_pointers,
+                     void (*run)(void* context), void* context) {
+  const std::string name = "kernel " + kernel_name(shape.kernel);
   const std::lock_guard lock(host_functions_mutex());
-  if (const cudaError_t status = stream_status(stream); status != cudaSuccess) return status;
-  if (!is_shape_possible(grid, block)) return remember(cudaErrorInvalidConfiguration);
-  const SharedLimits limits = shared_limits(kernel);
-  if (dynamic_shared_bytes > limits.dynamic_bytes) return remember(cudaErrorInvalidValue);
+  if (const cudaError_t status = launch_status(shape); status != cudaSuccess) return status;
+  const dim3 grid = shape.grid, block = shape.block;
+  const SharedLimits limits = shared_limits(shape.kernel);
+  count_launch();
 
   Launch launch{name,
                 run,
@@ -87,7 +94,7 @@ cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_s
       run_block(launch,
                 {static_cast<unsigned>(b % grid.x), static_cast<unsigned>(b / grid.x % grid.y),
                  static_cast<unsigned>(b / (size_t{grid.x} * grid.y))},
-                dynamic_shared_bytes);
+                shape.dynamic_shared_bytes);
     }
   } catch (const Error& error) {
     failure = error.what();

@@ -20,6 +20,7 @@ namespace {
 
 struct State {
   std::mutex mutex;
+  size_t num_launches = 0;
   Options options;
   Device device;
   cudaError_t last_error = cudaSuccess;
@@ -81,6 +82,13 @@ void set_options(const Options& options) {
 }
 const Device& device() {
   return state().device;
+}
+
+void count_launch() {
+  ++state().num_launches;
+}
+size_t num_launches() {
+  return state().num_launches;
 }
 
 void set_device(const Device& device) {
@@ -161,6 +169,7 @@ cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   const std::lock_guard lock(host_functions_mutex());
   if (const cudaError_t status = device_status(); status != cudaSuccess) return status;
   *pointer = nullptr;
+  if (const cudaError_t status = uncaptured_status(); status != cudaSuccess) return status;
   if (bytes == 0) return cudaSuccess;
   *pointer = device_memory::allocate(bytes, device().memory_bytes);
   return *pointer == nullptr ? remember(cudaErrorMemoryAllocation) : cudaSuccess;
@@ -169,13 +178,13 @@ cudaError_t cudaMalloc(void** pointer, size_t bytes) {
 cudaError_t cudaFree(void* pointer) {
   const std::lock_guard lock(host_functions_mutex());
   if (const cudaError_t status = device_status(); status != cudaSuccess) return status;
+  if (const cudaError_t status = uncaptured_status(); status != cudaSuccess) return status;
   return pointer == nullptr || device_memory::free(pointer) ? cudaSuccess : remember(cudaErrorInvalidValue);
 }
 
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-  const std::lock_guard lock(host_functions_mutex());
-  if (const cudaError_t status = stream_status(stream); status != cudaSuccess) return status;
-  if (bytes == 0) return cudaSuccess;
+namespace {
+
+cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   const bool is_default = kind == cudaMemcpyDefault;
   const bool to_device =
       is_default ? device_memory::is_device(to) : kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
@@ -187,14 +196,38 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   return cudaSuccess;
 }
 
-cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-  const std::lock_guard lock(host_functions_mutex());
-  if (const cudaError_t status = stream_status(stream); status != cudaSuccess) return status;
-  if (bytes == 0) return cudaSuccess;
+cudaError_t set(void* to, int value, size_t bytes) {
   if (!is_usable(to, bytes, true)) return remember(cudaErrorInvalidValue);
   const device_memory::Access access;
   std::memset(to, value, bytes);
   return cudaSuccess;
+}
+
+// Runs work of a stream, or records it for the stream's graph, where it takes its turn with the mutex.
+template <typename Work>
+cudaError_t run_or_record(cudaStream_t stream, const Work& work) {
+  const auto locked = [work] {
+    const std::lock_guard lock(host_functions_mutex());
+    return work();
+  };
+  cudaError_t status = cudaSuccess;
+  return records(stream, locked, status) ? status : work();
+}
+
+}  // namespace
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  const std::lock_guard lock(host_functions_mutex());
+  if (const cudaError_t status = stream_status(stream); status != cudaSuccess) return status;
+  if (bytes == 0) return cudaSuccess;
+  return run_or_record(stream, [=] { return copy(to, from, bytes, kind); });
+}
+
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  const std::lock_guard lock(host_functions_mutex());
+  if (const cudaError_t status = stream_status(stream); status != cudaSuccess) return status;
+  if (bytes == 0) return cudaSuccess;
+  return run_or_record(stream, [=] { return set(to, value, bytes); });
 }
 
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
@@ -214,7 +247,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   const std::lock_guard lock(host_functions_mutex());
-  return stream_status(stream);
+  if (const cudaError_t status = stream_status(stream); status != cudaSuccess) return status;
+  return synchronize_status(stream);
 }
 
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
@@ -263,6 +297,15 @@ constexpr ErrorText kErrorTexts[] = {
     {cudaErrorInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction", "invalid device function"},
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {cudaErrorIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
+     "operation failed due to a previous error during capture"},
+    {cudaErrorStreamCaptureImplicit, "cudaErrorStreamCaptureImplicit",
+     "operation would make the legacy stream depend on a capturing blocking stream"},
+    {cudaErrorStreamCaptureWrongThread, "cudaErrorStreamCaptureWrongThread",
+     "attempt to terminate a thread-local capture sequence from another thread"},
     {cudaErrorECCUncorrectable, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},

@@ -122,10 +122,10 @@ MUTANTS = [
         [
             (
                 "barrier",
-                "                               x_tile);\n    __syncthreads();\n",
-                "                               x_tile);\n",
+                "num_vectors * kColumns, x_tile);\n    __syncthreads();\n",
+                "num_vectors * kColumns, x_tile);\n",
             ),
-            ("barrier", "sums[o]);\n    }\n    __syncthreads();\n", "sums[o]);\n    }\n"),
+            ("barrier", "sums[o]);\n    });\n    __syncthreads();\n", "sums[o]);\n    });\n"),
             ("bounds", "row < rows.num && column < num_in", "row < rows.num && column <= num_in"),
             ("bounds", "row < rows.num && column < num_in", "row <= rows.num && column < num_in"),
             ("bounds", "column + 3 < num_in ? x_I[3] : 0.0f", "x_I[3]"),
@@ -148,7 +148,9 @@ MUTANTS = [
             ),
             ("index", "at(x, place >> 2)", "at(x, place >> 1 & 3u)"),
             ("index", "places[quad / 2] >> quad % 2 * 4", "places[quad / 2] >> quad % 1 * 4"),
-            ("index", "first_vector += kSplits * kWarp", "first_vector += kWarp"),
+            ("index", "first_vector += kSpans * kStep", "first_vector += kStep"),
+            ("index", "vector = first_vector + s * kStep", "vector = first_vector"),
+            ("index", "weight.first_out + out] = sum + bias;", "out] = sum + bias;"),
             ("reset", "        partial[r] = 0.0f;\n", ""),
             (
                 "value",
@@ -246,6 +248,15 @@ MUTANTS = [
             ("index", "column / 4 * 2 + (wanted == (quad & 3u) ? 0 : 1);", "column / 4 * 2;"),
         ],
         "linear_kernels.cu",
+    ),
+    *planted(
+        "cuda_backend.cu",
+        "CudaSteps.*",
+        [
+            ("reset", "known == nullptr || known->num_allocations != num_allocations_", "known == nullptr"),
+            ("value", "if (is_steady) recorded", "recorded"),
+            ("value", "if (known->graph == nullptr) known->graph", "known->graph"),
+        ],
     ),
     *planted(
         "code_linear_kernels.cu",
