@@ -16,8 +16,8 @@ constexpr int tile_rows_of(StoredAs stored, bool is_kept) {
 
 // The spans of each split whose inputs lie in shared memory at once. One row takes more of them, so that many vectors
 // of weights are on their way together: decode waits for memory, and has little else to do.
-constexpr int spans_of(int rows, int pieces) {
-  return rows > 1 ? 1 : pieces > 8 ? 2 : 4;
+constexpr int spans_of(int rows) {
+  return rows > 1 ? 1 : 2;
 }
 
 // Loads columns [first_column, end_column) of the tile's rows, at most kSpans spans for each split, into x_tile [rows,
@@ -119,9 +119,15 @@ __device__ void add_vector(const WeightView& weight, int64_t out, int64_t vector
   }
 }
 
+// Blocks of a multiprocessor. In decode there are few registers for each, since many blocks hide how long memory takes.
+// Codes would spill.
+constexpr int blocks_of(StoredAs stored, int rows) {
+  return rows == 1 && !has_scales(stored) ? 3 : 1;
+}
+
 // Block (x: outputs of each tile of rows, y: linear).
 template <StoredAs kStored, bool kIsKept, int kRows>
-__global__ void __launch_bounds__(kLinearThreads, 1)
+__global__ void __launch_bounds__(kLinearThreads, blocks_of(kStored, kRows))
     linear_kernel(const WeightView* weights, SlotRanges slots, const float* x_RI, int64_t num_rows, float* y_RO,
                   int64_t out_width) {
   DYNAMIC_SHARED(float4, x_tile);
@@ -135,7 +141,7 @@ __global__ void __launch_bounds__(kLinearThreads, 1)
   const int64_t first = first_output(weight), own = warp % kOutputGroups * kWarpOutputs;
 
   float sums[kWarpOutputs][kRows] = {};
-  constexpr int kSpans = spans_of(kRows, kPieces), kStep = kSplits * kWarp;
+  constexpr int kSpans = spans_of(kRows), kStep = kSplits * kWarp;
   constexpr int64_t kColumns = columns_of_vector(kStored, kIsKept);
   const int64_t num_vectors = weight.row_words / kVectorWords;
   for (int64_t first_vector = 0; first_vector < num_vectors; first_vector += kSpans * kStep) {
@@ -195,8 +201,7 @@ using Launch = LinearLaunch<const float*>;
 template <StoredAs kStored, bool kIsKept, int kRows>
 void launch_tile(const Launch& l) {
   constexpr int kPieces = pieces_of_vector(kStored, kIsKept);
-  constexpr size_t kSharedBytes =
-      sizeof(float4) * kRows * spans_of(kRows, kPieces) * kSplits * kPieces * piece_stride(kPieces);
+  constexpr size_t kSharedBytes = sizeof(float4) * kRows * spans_of(kRows) * kSplits * kPieces * piece_stride(kPieces);
   l.template launch<kRows>(linear_kernel<kStored, kIsKept, kRows>, kSharedBytes);
 }
 
