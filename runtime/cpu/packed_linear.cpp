@@ -49,13 +49,19 @@ std::string pattern_name(WeightFormat format) {
   return is_two_of_four(format) ? "s24" : "";
 }
 
-// The rows that a kernel reads instead of the caller's x: in packed order, with their sums over groups.
+// The rows that a kernel reads instead of the caller's x: in packed order, with their sums over groups, or as digits.
 struct GemvInput {
   const float* x = nullptr;
   int64_t x_stride = 0;
   const float* sums = nullptr;
   int64_t sums_stride = 0;
+  std::array<DigitRows, kNumWeightFormats> digits = {};
 };
+
+const DigitKernels* digit_kernels(Isa isa) {
+  if (isa >= Isa::vnni) return &digit_kernels_vnni();
+  return isa == Isa::avx2 ? &digit_kernels_avx2() : nullptr;
+}
 
 }  // namespace
 
@@ -65,6 +71,7 @@ std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeig
   packed->isa_ = float_isa(isa);
   packed->kernels_ = packed->isa_ == Isa::avx512 ? &linear_kernels_avx512() : &linear_kernels_avx2();
   packed->column_kernels_ = packed->isa_ == Isa::avx512 ? &column_kernels_avx512() : &column_kernels_avx2();
+  packed->digit_kernels_ = digit_kernels(isa);
   packed->num_threads_ = num_threads;
   packed->num_in_ = parts[0].num_in();
   packed->input_ = parts[0].input;
@@ -156,10 +163,14 @@ void CpuPackedLinear::pack_quantized(const QuantizedWeight& weight, const std::s
   part.lines = std::move(panels.lines);
   part.scales = std::move(panels.scales);
   part.zeros = std::move(panels.zeros);
+  part.takes_digits = digit_kernels_ != nullptr && part.order == PanelOrder::outputs &&
+                      digit_kernels_->prepare[static_cast<int>(panels.format)] != nullptr &&
+                      panels.tensor_scale == 1.0f;
   InputLayout layout{.num_k = panels.num_k,
                      .group_len = panels.group_len,
                      .column_of_k = std::move(panels.column_of_k),
-                     .needs_sums = !weight.symmetric && !is_two_of_four(panels.format)};
+                     .needs_sums = !weight.symmetric && !is_two_of_four(panels.format) && !part.takes_digits};
+  layout.needs_digits[static_cast<int>(panels.format)] = part.takes_digits;
   bool is_identity = layout.num_k == num_in_;
   for (int64_t k = 0; k < layout.num_k; ++k) is_identity = is_identity && layout.column_of_k[k] == k;
   if (is_identity) layout.column_of_k.clear();
@@ -171,6 +182,9 @@ size_t CpuPackedLinear::add_layout(InputLayout layout) {
     InputLayout& known = layouts_[i];
     if (known.num_k == layout.num_k && known.group_len == layout.group_len && known.column_of_k == layout.column_of_k) {
       known.needs_sums = known.needs_sums || layout.needs_sums;
+      for (int format = 0; format < kNumWeightFormats; ++format) {
+        known.needs_digits[format] = known.needs_digits[format] || layout.needs_digits[format];
+      }
       return i;
     }
   }
@@ -274,15 +288,22 @@ void CpuPackedLinear::gemv(const float* x_RI, int64_t num_rows, const PanelRange
   thread_local std::vector<GemvInput> inputs;
   inputs.resize(layouts_.size());
   int64_t num_floats = 0;
+  int64_t num_bytes = 0;  // of digits
   for (const InputLayout& layout : layouts_) {
+    const int64_t num_groups = layout.num_k / layout.group_len;
     if (!layout.column_of_k.empty()) num_floats += num_rows * layout.num_k;
-    if (layout.needs_sums) num_floats += num_rows * (layout.num_k / layout.group_len);
+    if (layout.needs_sums) num_floats += num_rows * num_groups;
+    const int64_t num_formats = std::count(layout.needs_digits.begin(), layout.needs_digits.end(), true);
+    num_floats += num_formats * num_rows * num_groups * digit_blocks_of(layout.group_len) * (1 + kNumDigits);
+    num_bytes += num_formats * num_rows * kNumDigits * layout.num_k;
   }
-  float* floats = num_floats > 0 ? scratch.reserve_floats(num_floats) : nullptr;
+  float* floats = num_floats + num_bytes > 0 ? scratch.reserve_floats(num_floats + divide_up(num_bytes, 4)) : nullptr;
+  auto* bytes = reinterpret_cast<uint8_t*>(floats + num_floats);
   for (size_t i = 0; i < layouts_.size(); ++i) {
     const InputLayout& layout = layouts_[i];
+    const int64_t num_groups = layout.num_k / layout.group_len;
     GemvInput& input = inputs[i];
-    input = {x_RI, num_in_, nullptr, 0};
+    input = {.x = x_RI, .x_stride = num_in_};
     if (!layout.column_of_k.empty()) {
       for (int64_t r = 0; r < num_rows; ++r) {
         for (int64_t k = 0; k < layout.num_k; ++k) {
@@ -295,7 +316,6 @@ void CpuPackedLinear::gemv(const float* x_RI, int64_t num_rows, const PanelRange
       floats += num_rows * layout.num_k;
     }
     if (layout.needs_sums) {
-      const int64_t num_groups = layout.num_k / layout.group_len;
       for (int64_t r = 0; r < num_rows; ++r) {
         for (int64_t group = 0; group < num_groups; ++group) {
           const float* x_group = input.x + r * input.x_stride + group * layout.group_len;
@@ -307,6 +327,19 @@ void CpuPackedLinear::gemv(const float* x_RI, int64_t num_rows, const PanelRange
       input.sums = floats;
       input.sums_stride = num_groups;
       floats += num_rows * num_groups;
+    }
+    for (int format = 0; format < kNumWeightFormats; ++format) {
+      if (!layout.needs_digits[format]) continue;
+      const int64_t num_blocks = num_groups * digit_blocks_of(layout.group_len);
+      auto* const sums = reinterpret_cast<int32_t*>(floats + num_rows * num_blocks);
+      input.digits[format] = {bytes, kNumDigits * layout.num_k, floats, sums, num_blocks};
+      for (int64_t r = 0; r < num_rows; ++r) {
+        digit_kernels_->prepare[format](input.x + r * input.x_stride, num_groups, layout.group_len,
+                                        bytes + r * kNumDigits * layout.num_k, floats + r * num_blocks,
+                                        sums + r * num_blocks * kNumDigits);
+      }
+      bytes += num_rows * kNumDigits * layout.num_k;
+      floats += num_rows * num_blocks * (1 + kNumDigits);
     }
   }
 
@@ -323,9 +356,15 @@ void CpuPackedLinear::gemv(const float* x_RI, int64_t num_rows, const PanelRange
       const int64_t end_panel = std::min(end, part.first_panel + part.num_panels) - part.first_panel;
       if (first_panel >= end_panel) continue;
       const GemvInput& input = prepared[part.layout];
-      const GemvKernel kernel = kernels_->gemv[static_cast<int>(part.format)][num_rows - 1];
-      kernel(run_of(part, first_panel, end_panel, range.end_out), input.x, input.x_stride, input.sums,
-             input.sums_stride, y + part.first_out + first_panel * kPanel - range.first_out, y_stride);
+      const auto format = static_cast<int>(part.format);
+      const PanelRun run = run_of(part, first_panel, end_panel, range.end_out);
+      float* const y_part = y + part.first_out + first_panel * kPanel - range.first_out;
+      if (part.takes_digits) {
+        digit_kernels_->gemv[format][num_rows - 1](run, input.digits[format], y_part, y_stride);
+      } else {
+        kernels_->gemv[format][num_rows - 1](run, input.x, input.x_stride, input.sums, input.sums_stride, y_part,
+                                             y_stride);
+      }
     }
   };
   share_panels(num_threads(), range.end - range.begin, bytes_of(range),

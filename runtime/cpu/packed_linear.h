@@ -1,5 +1,6 @@
 // The CPU's packed linears: y = x W^T + b with float32 activations. Weights in their stored precision are expanded
-// exactly to float32, and sums are float32 FMAs. linear_kernels.h describes the packed layout.
+// exactly to float32, and sums are float32 FMAs. Decode of few bits multiplies integers, to the same precision
+// (digit_kernels.h). linear_kernels.h describes the packed layout.
 #pragma once
 
 #include <array>
@@ -11,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/cpu/kernels/digit_kernels.h"
 #include "runtime/cpu/kernels/linear_kernels.h"
 #include "runtime/cpu/panels.h"
 #include "runtime/engine/backend.h"
@@ -58,6 +60,8 @@ class CpuPackedLinear final : public PackedLinear {
     int64_t group_len = 0;             // packed positions of one group
     std::vector<int32_t> column_of_k;  // -1: padding; empty: the identity
     bool needs_sums = false;           // true if a part has zeros and needs sums of x over each group
+    std::array<bool, kNumWeightFormats> needs_digits =
+        {};  // true for formats of parts that decode multiplies by digits
   };
 
   // One linear of the stack, in panels of kPanel outputs; the last may be partly padding.
@@ -74,6 +78,7 @@ class CpuPackedLinear final : public PackedLinear {
     int64_t num_panels = 0;
     int64_t num_groups = 1;
     size_t layout = 0;                        // index into layouts_
+    bool takes_digits = false;                // decode multiplies it by the digits of x (digit_kernels.h)
     int64_t panel_bytes = 0;                  // the lines of one panel
     int64_t panel_scale_bytes = 0;            // num_groups * kPanel * bytes of a scale
     AlignedBytes lines, scales, zeros, bias;  // all but lines may be null
@@ -138,6 +143,7 @@ class CpuPackedLinear final : public PackedLinear {
 
   const LinearKernels* kernels_ = nullptr;
   const ColumnKernels* column_kernels_ = nullptr;
+  const DigitKernels* digit_kernels_ = nullptr;  // null: the instruction set has none
   Isa isa_ = Isa::avx2;
   int num_threads_ = 0;
   int64_t num_out_ = 0;
