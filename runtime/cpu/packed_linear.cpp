@@ -587,9 +587,10 @@ void CpuPackedLinear::quantized_row(const Part& part, int64_t panel, int64_t lan
         const int64_t position = k + stored.position(i);
         const int64_t column = layout.column_of_k.empty() ? position : layout.column_of_k[position];
         if (column < 0) continue;
-        const int64_t word = j * bits / 32;
-        const uint64_t pair = words[word] | static_cast<uint64_t>(words[word + 1]) << 32;
-        dst_I[column] = value_of(part, grid, static_cast<int>(pair >> (j * bits % 32)) & ((1 << bits) - 1));
+        const uint32_t code =
+            bits == 3 ? (words[j / 16] >> (j % 16 * 2) & 3) | (words[2] >> int3_top(static_cast<int>(j)) & 1) << 2
+                      : words[j * bits / 32] >> (j * bits % 32) & ((1u << bits) - 1);
+        dst_I[column] = value_of(part, grid, static_cast<int>(code));
       }
     }
   }

@@ -56,12 +56,15 @@ float dense_value(WeightFormat format, const std::byte* bytes) {
 
 // Stores a lane's codes of one unit as words at their places in its lines.
 void store_codes(std::span<const uint32_t> stored, int bits, std::byte* line) {
-  uint32_t words[4] = {};  // with room for the last code's upper half
+  uint32_t words[3] = {};
   const auto num_codes = static_cast<int>(stored.size());
   for (int j = 0; j < num_codes; ++j) {
-    const uint64_t shifted = static_cast<uint64_t>(stored[j]) << (j * bits % 32);
-    words[j * bits / 32] |= static_cast<uint32_t>(shifted);
-    words[j * bits / 32 + 1] |= static_cast<uint32_t>(shifted >> 32);
+    if (bits == 3) {
+      words[j / 16] |= (stored[j] & 3) << (j % 16 * 2);
+      words[2] |= stored[j] >> 2 << int3_top(j);
+    } else {
+      words[j * bits / 32] |= stored[j] << (j * bits % 32);
+    }
   }
   for (int w = 0; w * 32 < num_codes * bits; ++w) std::memcpy(line + 64 * w, &words[w], 4);
 }

@@ -175,6 +175,25 @@ struct CodesOfInt2 {
   }
 };
 
+struct CodesOfInt3 {
+  static constexpr WeightFormat kFormat = WeightFormat::int3;
+  static constexpr int kBits = 3, kSets = 8, kSetsAtOnce = 4, kSetsTogether = 2;
+  static constexpr int kUnitsPerSum = 2;  // 2 * 8 * 2 * 7 * 128 = 28672
+  static void load(const uint8_t* unit, int first, __m256i (&codes)[kHalves][kSetsTogether]) {
+    for (int half = 0; half < kHalves; ++half) {
+      const __m256i low = load_half(unit + 64 * (first / kSetsAtOnce), half);
+      const __m256i turned_top = _mm256_xor_si256(load_half(unit + 128, half), _mm256_set1_epi8(-1));
+      for (int s = 0; s < kSetsTogether; ++s) {
+        const int set = first + s;  // the top bit of its codes in their bytes
+        const __m256i top = set >= 2 ? _mm256_srli_epi16(turned_top, set - 2) : _mm256_slli_epi16(turned_top, 2 - set);
+        codes[half][s] =
+            _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(low, 2 * (set % kSetsAtOnce)), _mm256_set1_epi8(3)),
+                            _mm256_and_si256(top, _mm256_set1_epi8(4)));
+      }
+    }
+  }
+};
+
 // Sums of a block: [half][digit].
 using BlockSums = __m256i[kHalves][kNumDigits];
 
@@ -313,6 +332,7 @@ void add_format(DigitKernels& kernels) {
 DigitKernels make_kernels() {
   DigitKernels kernels{};
   add_format<CodesOfInt4, DigitsOfInt4>(kernels);
+  add_format<CodesOfInt3, DigitsOfInt2>(kernels);
   add_format<CodesOfInt2, DigitsOfInt2>(kernels);
   return kernels;
 }

@@ -13,9 +13,9 @@
 //   block = fma(float(256 S2 + S1), 256, float(S0));  group = fma(block, s, group);  total = fma(group, w_g, total).
 // Outputs depend neither on the number of rows nor on threads.
 //
-// DIGITS stand in the order in which codes come out of their lines (linear_kernels.h): a lane's word, shifted by i codes
-// and masked, has the codes of positions i, i + n, i + 2n and i + 3n in its bytes, for n shifts. For every unit they
-// hold 3 x num_k bytes: the digits d0 of all positions, then d1 and d2.
+// DIGITS stand in the order in which codes come out of their lines (linear_kernels.h): a lane's word of n x 4 codes,
+// shifted by i of them and masked, has the codes of positions i, i + n, i + 2n and i + 3n in its bytes. For each such
+// word they are 3 x 4n bytes: the digits d0 of all its positions, then d1 and d2. An int3 unit has two such words.
 #pragma once
 
 #include <cstddef>
@@ -31,11 +31,6 @@ inline constexpr int64_t kDigitBlock = 128;
 constexpr int64_t digit_blocks_of(int64_t group_len) {
   return (group_len + kDigitBlock - 1) / kDigitBlock;
 }
-// True if decode of that format has kernels here.
-constexpr bool has_digit_kernels(WeightFormat format) {
-  return format == WeightFormat::int2 || format == WeightFormat::int4;
-}
-
 // Rows as digits. Row r begins at bytes + r * byte_stride, and its blocks at r * num_blocks.
 struct DigitRows {
   const uint8_t* bytes;

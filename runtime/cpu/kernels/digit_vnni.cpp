@@ -55,6 +55,23 @@ struct CodesOfInt2 {
   }
 };
 
+struct CodesOfInt3 {
+  static constexpr WeightFormat kFormat = WeightFormat::int3;
+  static constexpr int kBits = 3, kSets = 8, kSetsAtOnce = 4;
+  static void load(const uint8_t* unit, __m512i* codes) {
+    constexpr int kLowElseHigh = 0xCA;  // of each bit: the first operand chooses the second or the third
+    const __m512i turned_top = _mm512_xor_si512(_mm512_load_si512(unit + 128), _mm512_set1_epi8(-1));
+#pragma GCC unroll 8
+    for (int set = 0; set < kSets; ++set) {
+      const __m512i low =
+          _mm512_srli_epi16(_mm512_load_si512(unit + 64 * (set / kSetsAtOnce)), 2 * (set % kSetsAtOnce));
+      const __m512i top = set >= 2 ? _mm512_srli_epi16(turned_top, set - 2) : _mm512_slli_epi16(turned_top, 2 - set);
+      const __m512i both = _mm512_ternarylogic_epi32(_mm512_set1_epi8(3), low, top, kLowElseHigh);
+      codes[set] = _mm512_and_si512(both, _mm512_set1_epi8(7));
+    }
+  }
+};
+
 // The chains of a digit: two units of a format with two sets take four of them.
 template <int kRows>
 inline constexpr int kChainsOfRows = kRows == 1   ? 4
@@ -174,6 +191,7 @@ void add_format(DigitKernels& kernels) {
 DigitKernels make_kernels() {
   DigitKernels kernels{};
   add_format<CodesOfInt4>(kernels);
+  add_format<CodesOfInt3>(kernels);
   add_format<CodesOfInt2>(kernels);
   return kernels;
 }

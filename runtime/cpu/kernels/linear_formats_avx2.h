@@ -62,16 +62,15 @@ struct Int3 {
   static constexpr WeightFormat kFormat = WeightFormat::int3;
   static constexpr bool kQuantized = true;
   static constexpr float kFactor = 1.0f;
-  // Codes 10 and 21 lie across two words. vpermps ignores all bits above the third.
+  // vpermps ignores all bits above the third.
   static __m256 value(const uint8_t* unit, int j, int half) {
     const __m256 table = _mm256_setr_ps(0, 1, 2, 3, -4, -3, -2, -1);
-    const int word = 3 * j / 32;
-    const int shift = 3 * j % 32;
-    __m256i index = _mm256_srli_epi32(load_half(unit + 64 * word, half), shift);
-    if (shift > 29) {
-      index = _mm256_or_si256(index, _mm256_slli_epi32(load_half(unit + 64 * (word + 1), half), 32 - shift));
-    }
-    return _mm256_permutevar8x32_ps(table, index);
+    const int top = int3_top(j);
+    const __m256i low = _mm256_srli_epi32(load_half(unit + 64 * (j / 16), half), j % 16 * 2);
+    const __m256i line = load_half(unit + 128, half);
+    const __m256i high = top >= 2 ? _mm256_srli_epi32(line, top - 2) : _mm256_slli_epi32(line, 2 - top);
+    return _mm256_permutevar8x32_ps(table, _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi32(3)),
+                                                           _mm256_and_si256(high, _mm256_set1_epi32(4))));
   }
 };
 

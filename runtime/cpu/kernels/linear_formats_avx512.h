@@ -85,15 +85,15 @@ struct Int3 {
   static Unit load(const uint8_t* bytes) {
     return {{_mm512_load_si512(bytes), _mm512_load_si512(bytes + 64), _mm512_load_si512(bytes + 128)}};
   }
-  // Codes 10 and 21 lie across two words. Bits above a code's three do not matter: the table repeats, and vpermps
-  // ignores all bits above the fourth.
+  // The fourth bit of an index does not matter, since the table repeats, and vpermps ignores all above it.
   static __m512 value(const Unit& unit, int j) {
     const __m512 table = _mm512_setr_ps(0, 1, 2, 3, -4, -3, -2, -1, 0, 1, 2, 3, -4, -3, -2, -1);
-    const int word = 3 * j / 32;
-    const int shift = 3 * j % 32;
-    __m512i index = _mm512_srli_epi32(unit.words[word], shift);
-    if (shift > 29) index = _mm512_or_si512(index, _mm512_slli_epi32(unit.words[word + 1], 32 - shift));
-    return _mm512_permutexvar_ps(index, table);
+    constexpr int kLowElseHigh = 0xCA;  // of each bit: the first operand chooses the second or the third
+    const int top = int3_top(j);
+    const __m512i low = _mm512_srli_epi32(unit.words[j / 16], j % 16 * 2);
+    const __m512i high =
+        top >= 2 ? _mm512_srli_epi32(unit.words[2], top - 2) : _mm512_slli_epi32(unit.words[2], 2 - top);
+    return _mm512_permutexvar_ps(_mm512_ternarylogic_epi32(_mm512_set1_epi32(3), low, high, kLowElseHigh), table);
   }
 };
 

@@ -12,7 +12,7 @@
 //   int2    16 x 64           one line: lane = 16 codes, lowest bits first
 //   fp8      4 x 64           as int8, the lane's bytes being E4M3 bit patterns
 //   table4   8 x 64           as int4, a nibble being a place in a table of 16 values
-//   int3    32 x 192          three lines: the lane's three words are a dense stream of 32 codes, lowest bits first
+//   int3    32 x 192          two lines as int2's, of the codes' lower two bits; a line of their upper bits (int3_top)
 //
 // 2:4 (bf16_24, f16_24, int8_24, int4_24): of every four neighbouring positions two are kept, in ascending order. A
 // unit of 32 positions begins with one line of places: a lane has 16 x 2 bits, lowest first, which say where in its
@@ -80,6 +80,12 @@ inline constexpr UnitShape kUnitShapes[kNumWeightFormats] = {{4, 128},  {4, 128}
                                                              {32, 576}, {32, 320}, {32, 192}};
 constexpr UnitShape unit_shape(WeightFormat format) {
   return kUnitShapes[static_cast<int>(format)];
+}
+
+// Returns the bit of an int3 unit's last line that is the upper one of code j. Bits of one shift lie in different bytes,
+// as the lower bits do.
+constexpr int int3_top(int j) {
+  return 8 * (j % 16 / 4) + 4 * (j / 16) + j % 4;
 }
 
 inline constexpr int kPlacesBytes = 64;  // in a 2:4 unit, before its kept values
