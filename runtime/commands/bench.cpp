@@ -179,6 +179,7 @@ std::string to_json(const BenchResult& result) {
   nlohmann::ordered_json json;
   json["backend"] = result.backend;
   json["kernels"] = result.kernels;
+  json["activations"] = result.activations;
   json["threads"] = result.num_threads;
   if (result.num_threads > 0) json["thread_waiting"] = waiting_policy();
   json["repetitions"] = result.options.repetitions;
@@ -225,6 +226,10 @@ std::string to_text(const BenchResult& result) {
   text << "kernels    ";
   for (const std::string& kernel : result.kernels) text << ' ' << kernel;
   text << '\n';
+  if (result.activations != "exact") {
+    text << "activations " << result.activations << ": inputs of weights of 4 and 8 bits are rounded, which changes "
+         << "what the model says (pare eval --activations " << result.activations << ")\n";
+  }
   text << "prefill     " << result.options.prefill_tokens << " tokens: " << speed(result.prefill_tokens_per_second)
        << '\n';
   text << "            " << format_number(result.prefill_gflops, 1)

@@ -26,9 +26,10 @@ struct Speed {
 };
 
 struct BenchResult {
-  std::string backend;               // "cpu-avx512"
-  std::vector<std::string> kernels;  // names of the linears' kernels
-  int num_threads = 0;               // for a CPU; 0 for a device
+  std::string backend;                // "cpu-avx512"
+  std::vector<std::string> kernels;   // names of the linears' kernels
+  std::string activations = "exact";  // the mode in which the model ran (runtime/engine/activation_mode.h)
+  int num_threads = 0;                // for a CPU; 0 for a device
   BenchOptions options;
   Speed prefill_tokens_per_second;
   Speed decode_tokens_per_second;

@@ -159,6 +159,28 @@ int kv_bits(const Arguments& arguments) {
   return std::min(bits.kv, bits.products);
 }
 
+OptionSpec activations_option() {
+  return {.name = "activations",
+          .kind = OptionKind::text,
+          .value_name = "NAME",
+          .default_value = std::string(activation_mode_name(ActivationMode::exact)),
+          .help =
+              "exact: inputs stay as the model's files say; int8: rounds those of weights of 4 and 8 bits to 8 bits as "
+              "they come, with a scale for each token and group of weights, which is faster and less exact (cpu only)",
+          .choices = {std::begin(kActivationModes), std::end(kActivationModes)}};
+}
+ActivationMode activations_of(const Arguments& arguments) {
+  const ActivationMode mode = parse_activation_mode(arguments.text("activations"));
+  if (mode != ActivationMode::exact && device_of(arguments) != ComputeDevice::cpu) {
+    throw WrongUsage("--activations int8 needs --device cpu: the kernels of other devices do not round groups");
+  }
+  return mode;
+}
+std::string event_of(ActivationMode mode) {
+  return "inputs of weights of 4 and 8 bits were rounded while the model ran: --activations " +
+         std::string(activation_mode_name(mode));
+}
+
 std::string dump(const nlohmann::ordered_json& json) {
   return json_text(json);
 }
@@ -219,6 +241,7 @@ ModelLoader::ModelLoader(const Arguments& arguments)
                .isa = arguments.given("isa") ? parse_isa(arguments.text("isa")) : detect_isa(),
                .num_threads =
                    arguments.given("threads") ? static_cast<int>(arguments.integer("threads")) : omp_get_max_threads()},
+      activations_(activations_of(arguments)),
       backend_(make_backend(options_)) {}
 
 void ModelLoader::check_memory(const Checkpoint& checkpoint, const DeviceWorkload& workload) const {
@@ -238,7 +261,8 @@ void ModelLoader::require(std::span<const MemoryNeed> needs) const {
 
 Transformer ModelLoader::load(const Checkpoint& checkpoint, Console& console) const {
   const auto progress = stage(console, "load " + checkpoint.directory().string(), "blocks");
-  return Transformer::load(checkpoint, *backend_, progress);
+  require_activations(checkpoint, activations_);
+  return Transformer::load(checkpoint, *backend_, progress, change_of(activations_));
 }
 
 }  // namespace pare::runtime

@@ -12,6 +12,7 @@
 
 #include "runtime/commands/command_line.h"
 #include "runtime/device/make_backend.h"
+#include "runtime/engine/activation_mode.h"
 #include "runtime/engine/backend.h"
 #include "runtime/engine/chosen_sampling.h"
 #include "runtime/engine/memory_need.h"
@@ -57,6 +58,12 @@ OptionSpec kv_bits_option();
 OptionSpec attention_bits_option();
 void use_bits(const Arguments& arguments, Transformer& model);
 int kv_bits(const Arguments& arguments);  // bits of the cache; 8-bit products need 8
+
+// --activations, and the mode that a command line names. Throws WrongUsage for a mode that the device has not.
+OptionSpec activations_option();
+ActivationMode activations_of(const Arguments& arguments);
+// The sentence that stands beside figures that were measured with rounded inputs.
+std::string event_of(ActivationMode mode);
 
 // Returns JSON even if a text from a model ends inside a character.
 std::string dump(const nlohmann::ordered_json& json);
@@ -109,10 +116,13 @@ class ModelLoader {
   // (runtime/engine/memory_need.h).
   void require(std::span<const MemoryNeed> needs) const;
   void check_memory(const Checkpoint& checkpoint, const DeviceWorkload& workload) const;
+  // In the mode of --activations, where the command has that option.
   Transformer load(const Checkpoint& checkpoint, Console& console) const;
+  ActivationMode activations() const { return activations_; }
 
  private:
   BackendOptions options_;
+  ActivationMode activations_ = ActivationMode::exact;
   std::unique_ptr<Backend> backend_;
 };
 

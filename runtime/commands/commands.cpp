@@ -171,6 +171,7 @@ void run_bench(const Arguments& arguments, Console& console) {
   use_bits(arguments, model);
   BenchResult result = bench(model, loader.options(), options, stage(console, "bench", "repetitions"));
   result.peak_memory_bytes = memory.peak_bytes();
+  result.activations = activation_mode_name(loader.activations());
   console.report() << to_text(result);
   console.set_result(to_json(result));
 }
@@ -186,7 +187,7 @@ Command bench_command() {
                          count("decode-tokens", std::to_string(defaults.decode_tokens), "tokens decoded one by one", 1),
                          count("repetitions", std::to_string(defaults.repetitions),
                                "number of measurements; best and median are shown", 1),
-                         device_option(), kv_bits_option(), attention_bits_option()},
+                         device_option(), kv_bits_option(), attention_bits_option(), activations_option()},
                         compute_options()),
       .run = run_bench};
 }

@@ -29,7 +29,8 @@ std::vector<OptionSpec> shared_options() {
       {.name = "no-verify", .help = "do not check first that the files match pare.json; damaged models are read too"},
       device_option(),
       kv_bits_option(),
-      attention_bits_option()};
+      attention_bits_option(),
+      activations_option()};
 }
 
 // The option of a field. One that is true by default is switched off by --no-NAME.
@@ -193,9 +194,12 @@ void run_eval(const Arguments& arguments, Console& console) {
     loader.require(needs);
   }
   const Checkpoint& whole = model.whole();
+  const ActivationMode activations = activations_of(arguments);
+  require_activations(whole, activations);
   if (named_reference) named_reference->whole();
-  EvaluatedModels models(whole, reference, loader.backend(), /*keeps_models=*/false, &console.progress());
+  EvaluatedModels models(whole, reference, loader.backend(), /*keeps_models=*/false, &console.progress(), activations);
   const std::unique_ptr<EvaluationResult> result = measurement->run(models, console.progress());
+  if (activations != ActivationMode::exact) events.push_back(event_of(activations));
   result->events = events;
   result->peak_memory_bytes = memory.peak_bytes();
   for (const std::string& event : events) console.report() << "event: " << visible_line(event) << '\n';

@@ -169,6 +169,7 @@ void continue_one(const Generating& run, const Prompt& prompt, Console& console)
   result["prefill_tokens_per_second"] = generation.prefill_tokens_per_second();
   result["decode_tokens_per_second"] = generation.decode_tokens_per_second();
   result["peak_memory_bytes"] = run.memory.peak_bytes();
+  result["activations"] = activation_mode_name(run.loader.activations());
   add_zeros(model.input_zeros(), result, console);
   console.set_result(dump(result));
 }
@@ -249,6 +250,7 @@ void continue_all(const Generating& run, const std::vector<Prompt>& prompts, Con
   result["texts_at_a_time"] = num_lanes;
   result["seconds"] = seconds;
   result["peak_memory_bytes"] = run.memory.peak_bytes();
+  result["activations"] = activation_mode_name(run.loader.activations());
   add_zeros(model.input_zeros(), result, console);
   console.set_result(dump(result));
 }
@@ -311,7 +313,8 @@ Command generate_command() {
                .help = "first check that the files match pare.json (eval does so unless it has --no-verify)"},
               device_option(),
               kv_bits_option(),
-              attention_bits_option()});
+              attention_bits_option(),
+              activations_option()});
   options = joined(std::move(options), compute_options());
   return {
       .name = "generate",

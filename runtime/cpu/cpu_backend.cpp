@@ -155,7 +155,7 @@ class CpuBackend final : public HostBackend {
   std::string name() const override { return "cpu-" + std::string(isa_name(isa_)); }
 
   std::unique_ptr<PackedLinear> pack(std::span<const LinearWeights> parts) override {
-    check_parts(parts);
+    if (!IntegerLinear::rounds_groups(parts)) check_parts(parts);
     if (IntegerLinear::takes(parts)) return std::make_unique<IntegerLinear>(isa_, parts, num_threads_);
     return pack_linear(isa_, parts, num_threads_);
   }

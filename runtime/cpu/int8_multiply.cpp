@@ -143,7 +143,7 @@ void multiply_few(const Product& product, int64_t num_rows, int max_threads) {
   float* const outliers = reinterpret_cast<float*>(group_sums + num_rows * run.num_groups);
   if (product.outliers) product.transpose_outliers(0, num_rows, outliers, num_rows);
   int32_t offsets[kMaxGemvRows];
-  Int8GemvRows rows{x, stride, group_sums, nullptr};
+  Int8GemvRows rows{x, stride, group_sums, nullptr, product.rows.group_scales};
   rows.offsets = offsets_of(product.rows, 0, num_rows, is_int8 ? kernels.gemv_offset : 0, offsets);
   const Int8GemvKernel kernel = (is_int8 ? kernels.gemv_int8 : kernels.gemv_int4)[num_rows - 1];
   share_panels(max_threads, product.num_panels, product.num_panels * product.panel_bytes,
@@ -321,6 +321,7 @@ class RowBlock {
         kernels_.finish(acc + p * kPanel, tile_outs_, count, finishes[p]);
         finishes[p].scales += scale_line_bytes(run_.scale_format);
         finishes[p].sums += kPanel;
+        if (finishes[p].group_scales) ++finishes[p].group_scales;
       }
     }
   }
@@ -333,6 +334,10 @@ class RowBlock {
     finish.sums = sums_of(panel, p, group, begin_group);
     finish.totals = reinterpret_cast<float*>(acc_) + row * tile_outs_ + p * kPanel;
     finish.totals_stride = tile_outs_;
+    finish.group_scales_stride = run_.num_groups;
+    if (product_.rows.group_scales) {
+      finish.group_scales = product_.rows.group_scales + (begin_row_ + row) * run_.num_groups + group;
+    }
     finish.outliers = outliers_ + row * product_.num_outliers();
     finish.outliers_stride = kernels_.tile_rows;
     finish.is_first_group = finish.is_last_group = true;

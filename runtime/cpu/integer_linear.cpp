@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 
@@ -96,12 +97,20 @@ bool IntegerLinear::takes(std::span<const LinearWeights> parts) {
   });
 }
 
+bool IntegerLinear::rounds_groups(std::span<const LinearWeights> parts) {
+  return !parts.empty() && takes(parts) && std::all_of(parts.begin(), parts.end(), [&](const LinearWeights& part) {
+    return part.input.range == InputRange::block && part.num_in() == parts.front().num_in();
+  });
+}
+
 IntegerLinear::IntegerLinear(Isa isa, std::span<const LinearWeights> parts, int num_threads)
     : kernels_(int8_kernels(isa)),
       num_threads_(num_threads),
       num_in_(parts.front().num_in()),
       stride_(LinearInput::code_stride(num_in_)),
-      input_(parts.front().input) {
+      input_(parts.front().input),
+      rounds_groups_(input_.range == InputRange::block),
+      row_kernels_(int8_row_kernels(isa)) {
   std::vector<std::string> names;
   for (const LinearWeights& weights : parts) {
     validate(quantized(weights), weights.name);
@@ -166,7 +175,8 @@ int64_t IntegerLinear::resident_bytes() const {
 }
 
 std::string IntegerLinear::kernel_name() const {
-  return "matmul_" + weight_names_ + "_" + input_format_name(input_) + "_" + std::string(kernels_.name);
+  const std::string input = rounds_groups_ ? "a8group" : input_format_name(input_);
+  return "matmul_" + weight_names_ + "_" + input + "_" + std::string(kernels_.name);
 }
 
 int IntegerLinear::threads() const {
@@ -243,7 +253,55 @@ AlignedBytes IntegerLinear::outlier_weights(const Part& part, const std::vector<
   return weights;
 }
 
+void IntegerLinear::multiply_rounding(const float* x_RI, int64_t num_rows, float* y_RO) const {
+  constexpr float kLargestCode = 127.0f;
+  thread_local Scratch scratch, ones;
+  float* const row_scales = ones.reserve_floats(num_rows);
+  std::fill_n(row_scales, num_rows, 1.0f);
+  for (const Part& part : parts_) {
+    const int64_t num_groups = part.panels.num_groups, length = part.panels.group_len, num_k = part.panels.num_k;
+    const int64_t stride = int8_row_stride(num_k), scale_bytes = round_up(num_rows * num_groups * 4, 64);
+    const int64_t row_bytes = part.gathers ? num_rows * num_k * 4 : 0;
+    std::byte* const memory =
+        reinterpret_cast<std::byte*>(scratch.reserve(num_rows * stride + scale_bytes + row_bytes));
+    auto* const codes = reinterpret_cast<int8_t*>(memory);
+    auto* const scales = reinterpret_cast<float*>(memory + num_rows * stride);
+    auto* const in_order = reinterpret_cast<float*>(memory + num_rows * stride + scale_bytes);
+#pragma omp parallel for schedule(static) num_threads(threads()) if (num_rows > 4)
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const float* x = x_RI + r * num_in_;
+      if (part.gathers) {
+        float* const row = in_order + r * num_k;
+        for (int64_t k = 0; k < num_k; ++k) {
+          const int32_t column = part.panels.column_of_k[k];
+          row[k] = column < 0 ? 0.0f : x[column];
+        }
+        x = row;
+      }
+      for (int64_t g = 0; g < num_groups; ++g) {
+        // The last group of a row in the input's order may be filled up beyond it.
+        const int64_t first = g * length, count = part.gathers ? length : std::min(length, num_in_ - first);
+        float low = 0.0f, high = 0.0f;
+        row_kernels_.extremes(x + first, count, &low, &high);
+        const float scale = std::max(-low, high) / kLargestCode;
+        int8_t* const codes_of_group = codes + r * stride + first;
+        const bool is_number =
+            row_kernels_.codes(x + first, count, scale > 0.0f ? scale : 1.0f, 0.0f, codes_of_group, length);
+        scales[r * num_groups + g] = is_number ? scale : std::numeric_limits<float>::quiet_NaN();
+      }
+      std::memset(codes + r * stride + num_k, 0, static_cast<size_t>(stride - num_k));
+    }
+    Int8Weights weights{.format = part.panels.format, .run = part.panels.run(), .sums = nullptr};
+    weights.run.bias = reinterpret_cast<const float*>(part.bias.get());
+    weights.sums = reinterpret_cast<const int32_t*>(part.sums.get());
+    const Int8Rows rows{
+        .codes = codes, .stride = stride, .scales = row_scales, .zeros = nullptr, .group_scales = scales};
+    int8_multiply(kernels_, weights, rows, num_rows, nullptr, y_RO + part.first_out, num_out_, num_threads_);
+  }
+}
+
 void IntegerLinear::multiply(const LinearInput& x, int64_t num_rows, float* y_RO) const {
+  if (rounds_groups_) return multiply_rounding(x.x(), num_rows, y_RO);
   for (const Rows& rows : split_by_outliers(x, num_rows)) {
     const std::vector<int32_t>& columns = *rows.outliers;
     const auto num_columns = static_cast<int64_t>(columns.size());

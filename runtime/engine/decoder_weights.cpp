@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "runtime/engine/activation_mode.h"
 #include "runtime/system/interrupt.h"
 
 namespace pare::runtime {
@@ -68,6 +69,7 @@ class Packer {
       if (change_) change_(parts.back());
       if (i < rows.size() && !rows[i].empty()) parts.back() = rows_in_order(parts.back(), rows[i]);
     }
+    if (change_) settle_groups(parts);
     std::unique_ptr<PackedLinear> packed = backend_.pack(parts);
     for (const LinearDescription& linear : linears) checkpoint_.drop_pages(linear);
     return packed;

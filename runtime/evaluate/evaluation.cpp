@@ -32,8 +32,13 @@ MemoryNeed need_of(const Checkpoint& checkpoint, std::span<const EvaluationExten
 }  // namespace
 
 EvaluatedModels::EvaluatedModels(const Checkpoint& model, const Checkpoint* reference, Backend& backend,
-                                 bool keeps_models, Progress* loading)
-    : model_(model), reference_(reference), backend_(backend), keeps_models_(keeps_models), loading_(loading) {}
+                                 bool keeps_models, Progress* loading, ActivationMode activations)
+    : model_(model),
+      reference_(reference),
+      backend_(backend),
+      keeps_models_(keeps_models),
+      loading_(loading),
+      activations_(activations) {}
 
 template <typename Model>
 Model& EvaluatedModels::loaded(const Checkpoint* checkpoint, std::optional<Model>& model) {
@@ -41,7 +46,12 @@ Model& EvaluatedModels::loaded(const Checkpoint* checkpoint, std::optional<Model
   if (!model) {
     std::function<void(double, int64_t)> progress;
     if (loading_ != nullptr) progress = stage_of(*loading_, "load " + checkpoint->directory().string(), "blocks");
-    model = Model::load(*checkpoint, backend_, progress);
+    if constexpr (std::is_same_v<Model, Transformer>) {
+      model = Model::load(*checkpoint, backend_, progress,
+                          checkpoint == &model_ ? change_of(activations_) : std::function<void(LinearWeights&)>{});
+    } else {
+      model = Model::load(*checkpoint, backend_, progress);
+    }
   }
   return *model;
 }

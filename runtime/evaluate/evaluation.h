@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/engine/activation_mode.h"
 #include "runtime/engine/encoder.h"
 #include "runtime/engine/memory_need.h"
 #include "runtime/engine/transformer.h"
@@ -41,8 +42,9 @@ class EvaluatedModels {
  public:
   // keeps_models: other measurements follow. `loading` shows how loading goes; null: nothing does. All arguments must
   // outlive this.
+  // activations: the model's, not the reference's.
   EvaluatedModels(const Checkpoint& model, const Checkpoint* reference, Backend& backend, bool keeps_models,
-                  Progress* loading = nullptr);
+                  Progress* loading = nullptr, ActivationMode activations = ActivationMode::exact);
 
   // They throw what load throws; std::logic_error for a reference that is not there.
   Transformer& decoder();
@@ -62,6 +64,7 @@ class EvaluatedModels {
   Backend& backend_;
   bool keeps_models_;
   Progress* loading_;
+  ActivationMode activations_;
   std::optional<Transformer> decoder_, reference_decoder_;
   std::optional<Encoder> encoder_, reference_encoder_;
 };

@@ -91,7 +91,10 @@ inline void finish_rows(const int32_t* acc, int64_t acc_stride, int64_t row, int
     }
     float* const total = finish.totals + (row + r) * finish.totals_stride + kHalf * half;
     const __m256 before = finish.is_first_group ? _mm256_setzero_ps() : _mm256_loadu_ps(total);
-    totals[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, before);
+    const float* const of_row = finish.group_scales;
+    const __m256 scale_r =
+        of_row ? _mm256_mul_ps(scale, _mm256_set1_ps(of_row[(row + r) * finish.group_scales_stride])) : scale;
+    totals[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale_r, before);
     if (!finish.is_last_group) _mm256_storeu_ps(total, totals[r]);
   }
   if (finish.is_last_group) write_rows<kRows>(totals, row, half, finish);
@@ -103,6 +106,12 @@ void finish_panel(const int32_t* acc, int64_t acc_stride, int64_t num_rows, cons
     for (; row + 4 <= num_rows; row += 4) finish_rows<4>(acc, acc_stride, row, half, finish);
     for (; row < num_rows; ++row) finish_rows<1>(acc, acc_stride, row, half, finish);
   }
+}
+
+// Returns the weights' scales of a group times the row's.
+inline __m256 scale_of_row(const Int8GemvRows& rows, int64_t row, int64_t num_groups, int64_t group, __m256 scale) {
+  if (rows.group_scales == nullptr) return scale;
+  return _mm256_mul_ps(scale, _mm256_set1_ps(rows.group_scales[row * num_groups + group]));
 }
 
 // Moves the finish to a gemv's next panel.
@@ -158,7 +167,8 @@ void gemv_int8(const Int8Weights& weights, const Int8GemvRows& rows, const Panel
             group_sum = _mm256_sub_epi32(
                 group_sum, _mm256_mullo_epi32(_mm256_set1_epi32(rows.offsets[r]), load_ints(sums + kHalf * half)));
           }
-          totals[half][r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(group_sum), scale, totals[half][r]);
+          const __m256 scale_r = scale_of_row(rows, r, run.num_groups, group, scale);
+          totals[half][r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(group_sum), scale_r, totals[half][r]);
         }
       }
       scales += line_bytes(run.scale_format);
@@ -225,7 +235,8 @@ void gemv_int4_run(const Int8Weights& weights, const Int8GemvRows& rows, const P
             group_sum =
                 _mm256_sub_epi32(group_sum, _mm256_mullo_epi32(_mm256_set1_epi32(rows.offsets[r]), weight_sums));
           }
-          totals[half][r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(group_sum), scale, totals[half][r]);
+          const __m256 scale_r = scale_of_row(rows, r, run.num_groups, group, scale);
+          totals[half][r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(group_sum), scale_r, totals[half][r]);
         }
       }
       scales += line_bytes(run.scale_format);

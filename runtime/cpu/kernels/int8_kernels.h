@@ -10,7 +10,8 @@
 //
 // EXACTNESS. The inner sums are exact in int32: |x - z| <= 255 and |c - z| <= 128 bound them by 255 * 128 * K < 2^31
 // for K <= kMaxInt8K. The rest is float32 in one order on every path:
-//   total = fma(float(sum_g), w_g, total), from 0, over ascending g;
+//   total = fma(float(sum_g), w_g, total), from 0, over ascending g; where each group of a row has a scale t_g of its
+//           own, w_g * t_g in place of w_g;
 //   y     = fma(total, s_r, start), start = fma(u_j, v_j, start), from the bias, over ascending j.
 // All paths, shapes of blocks and numbers of threads therefore give the same bits, and so do the plain loops of the
 // tests.
@@ -47,6 +48,7 @@ struct Int8Rows {
   int64_t stride;        // int8_row_stride(num_groups * group_len) or more, a multiple of 64
   const float* scales;   // [R]
   const int32_t* zeros;  // [R] in [-128, 127], or null: symmetric
+  const float* group_scales = nullptr;  // [R, G], multiplied with scales; null: all are 1
 };
 
 // Panels of one linear in the layout of linear_kernels.h. Formats are int8 (zeros null: symmetric) and int4. The group
@@ -75,6 +77,8 @@ struct PanelFinish {
   const int32_t* sums;     // [16]: sum of (c - z) over the group
   float* totals;           // [R, totals_stride]: read unless it is the first group, written unless it is the last
   int64_t totals_stride;
+  const float* group_scales;  // the group's of row r at r * group_scales_stride; null: 1
+  int64_t group_scales_stride;
   bool is_first_group, is_last_group;
   // The rest is read if is_last_group.
   const float* row_scales;  // [R]
@@ -92,10 +96,11 @@ struct PanelFinish {
 
 // Rows in the form that an Int8GemvKernel reads; Int8PrepareKernel writes them.
 struct Int8GemvRows {
-  const uint8_t* x;           // [R, stride] in the order that the path needs for the format
-  int64_t stride;             // bytes
-  const int32_t* group_sums;  // [R, G]: sum of the codes of a group; int4 only
-  const int32_t* offsets;     // [R]: gemv_offset (int8 only) + zero; null if all are 0
+  const uint8_t* x;                     // [R, stride] in the order that the path needs for the format
+  int64_t stride;                       // bytes
+  const int32_t* group_sums;            // [R, G]: sum of the codes of a group; int4 only
+  const int32_t* offsets;               // [R]: gemv_offset (int8 only) + zero; null if all are 0
+  const float* group_scales = nullptr;  // [R, G], or null: 1
 };
 
 // Computes y of `run.num_outs` outputs for a fixed number of rows. `finish` gives row_scales, the outliers and y from

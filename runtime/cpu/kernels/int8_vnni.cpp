@@ -104,7 +104,10 @@ void finish_rows(const int32_t* acc, int64_t acc_stride, int64_t row, const Pane
     __m512i sum = _mm512_loadu_si512(acc + r * acc_stride);
     if (offsets) sum = _mm512_sub_epi32(sum, _mm512_mullo_epi32(_mm512_set1_epi32(offsets[row + r]), sums));
     const __m512 before = is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(totals + r * totals_stride);
-    const __m512 after = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, before);
+    const float* const of_row = finish.group_scales;
+    const __m512 scale_r =
+        of_row ? _mm512_mul_ps(scale, _mm512_set1_ps(of_row[(row + r) * finish.group_scales_stride])) : scale;
+    const __m512 after = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale_r, before);
     if constexpr (kIsLast) {
       write_row(after, start[r], row + r, finish);
     } else {
@@ -124,6 +127,12 @@ void finish_all_rows(const int32_t* acc, int64_t acc_stride, int64_t num_rows, c
 // Works on 16 rows at a time. So many chains of outliers' products hide their loads and the widening of the weights.
 void finish_panel(const int32_t* acc, int64_t acc_stride, int64_t num_rows, const PanelFinish& finish) {
   (finish.is_last_group ? finish_all_rows<true> : finish_all_rows<false>)(acc, acc_stride, num_rows, finish);
+}
+
+// Returns the weights' scales of a group times the row's.
+inline __m512 scale_of_row(const Int8GemvRows& rows, int64_t row, int64_t num_groups, int64_t group, __m512 scale) {
+  if (rows.group_scales == nullptr) return scale;
+  return _mm512_mul_ps(scale, _mm512_set1_ps(rows.group_scales[row * num_groups + group]));
 }
 
 // Moves the finish to a gemv's next panel.
@@ -179,7 +188,8 @@ void gemv_int8(const Int8Weights& weights, const Int8GemvRows& rows, const Panel
         __m512i sum = chain[r][0];
         for (int c = 1; c < kChains; ++c) sum = _mm512_add_epi32(sum, chain[r][c]);
         sum = _mm512_sub_epi32(sum, _mm512_mullo_epi32(_mm512_set1_epi32(rows.offsets[r]), weight_sums));
-        totals[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, totals[r]);
+        const __m512 scale_r = scale_of_row(rows, r, run.num_groups, group, scale);
+        totals[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale_r, totals[r]);
       }
     }
     finish.num_outs = run.num_outs - out;
@@ -240,7 +250,8 @@ void gemv_int4_run(const Int8Weights& weights, const Int8GemvRows& rows, const P
           const __m512i weight_sums = _mm512_sub_epi32(code_sums, _mm512_mullo_epi32(zero, length));
           sum = _mm512_sub_epi32(sum, _mm512_mullo_epi32(_mm512_set1_epi32(rows.offsets[r]), weight_sums));
         }
-        totals[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, totals[r]);
+        const __m512 scale_r = scale_of_row(rows, r, run.num_groups, group, scale);
+        totals[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale_r, totals[r]);
       }
     }
     finish.num_outs = run.num_outs - out;

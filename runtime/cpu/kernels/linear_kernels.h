@@ -82,8 +82,8 @@ constexpr UnitShape unit_shape(WeightFormat format) {
   return kUnitShapes[static_cast<int>(format)];
 }
 
-// Returns the bit of an int3 unit's last line that is the upper one of code j. Bits of one shift lie in different bytes,
-// as the lower bits do.
+// Returns the bit of an int3 unit's last line that is the upper one of code j. Bits of one shift lie in different
+// bytes, as the lower bits do.
 constexpr int int3_top(int j) {
   return 8 * (j % 16 / 4) + 4 * (j / 16) + j % 4;
 }

@@ -60,13 +60,14 @@ struct Case {
   ScaleFormat scales;
   int64_t num_outliers;
   Values values;
+  bool group_scales = false;  // of the rows
 
   std::string name() const {
     return std::string(format == WeightFormat::int8 ? "w8" : "w4") +
            (group_size == 0 ? " per channel" : " g" + std::to_string(group_size)) +
            (weight_zeros ? " with zeros" : "") + (row_zeros ? ", rows with zeros" : "") +
            (num_outliers > 0 ? ", " + std::to_string(num_outliers) + " outliers" : "") +
-           (values == Values::extreme ? ", extreme" : "");
+           (group_scales ? ", rows with scales of groups" : "") + (values == Values::extreme ? ", extreme" : "");
   }
 };
 
@@ -93,7 +94,7 @@ struct Problem {
   Case what;
   int64_t num_rows, num_out, num_k, group_len, num_groups;
   std::vector<int16_t> codes_OK;
-  std::vector<float> scales_OG, bias_O, outlier_weights_OJ, outliers_RJ, scales_R, expected_RO;
+  std::vector<float> scales_OG, bias_O, outlier_weights_OJ, outliers_RJ, scales_R, group_scales_RG, expected_RO;
   std::vector<int32_t> zeros_R;
   AlignedBytes lines, scales, zeros, sums, bias, outlier_weights, codes;
 
@@ -116,7 +117,7 @@ struct Problem {
   }
   Int8Rows rows() const {
     return {reinterpret_cast<const int8_t*>(codes.get()), int8_row_stride(num_k), scales_R.data(),
-            zeros_R.empty() ? nullptr : zeros_R.data()};
+            zeros_R.empty() ? nullptr : zeros_R.data(), group_scales_RG.empty() ? nullptr : group_scales_RG.data()};
   }
   OutlierColumns outliers() const {
     return {what.num_outliers, outliers_RJ.data(), what.num_outliers,
@@ -201,10 +202,13 @@ Problem make_problem(const Case& what, int64_t num_rows, int64_t num_out, int64_
       problem.zeros_R.push_back(extreme ? (r % 2 == 0 ? -128 : 127) : static_cast<int>(random() % 256) - 128);
     }
     for (int64_t j = 0; j < what.num_outliers; ++j) problem.outliers_RJ.push_back(random_float(random, -60.0f, 60.0f));
+    for (int64_t g = 0; g < num_groups && what.group_scales; ++g) {
+      problem.group_scales_RG.push_back(random_float(random, 0.5f, 3.0f));
+    }
   }
   problem.expected_RO.resize(num_rows * num_out);
   plain_int8_multiply(problem.plain(), problem.rows().codes, stride, problem.scales_R, problem.zeros_R,
-                      problem.outliers_RJ, problem.expected_RO.data(), num_out);
+                      problem.outliers_RJ, problem.expected_RO.data(), num_out, problem.group_scales_RG);
   return problem;
 }
 
@@ -247,10 +251,10 @@ std::vector<Case> all_cases() {
           const int64_t num_outliers = cases.size() % 2 == 0 ? 0 : 3;
           if (!weight_zeros && (group_size == 0 || group_size == 64)) {
             cases.push_back({WeightFormat::int8, group_size, false, row_zeros, scale_formats[cases.size() % 3],
-                             num_outliers, values});
+                             num_outliers, values, cases.size() % 5 < 2});
           }
           cases.push_back({WeightFormat::int4, group_size, weight_zeros, row_zeros, scale_formats[cases.size() % 3],
-                           num_outliers, values});
+                           num_outliers, values, cases.size() % 5 < 2});
         }
       }
     }
@@ -285,6 +289,8 @@ TEST(Int8Kernels, BlocksAndThreadsChangeNoBit) {
   const Case cases[] = {{WeightFormat::int8, 0, false, true, ScaleFormat::f32, 2, Values::random},
                         {WeightFormat::int8, 0, false, false, ScaleFormat::bf16, 0, Values::extreme},
                         {WeightFormat::int4, 128, true, true, ScaleFormat::bf16, 0, Values::random},
+                        {WeightFormat::int4, 64, false, false, ScaleFormat::f16, 0, Values::random, true},
+                        {WeightFormat::int8, 128, false, false, ScaleFormat::f32, 0, Values::random, true},
                         {WeightFormat::int4, 0, false, false, ScaleFormat::f16, 0, Values::random}};
   for (const Case& what : cases) {
     for (const int64_t num_k : {2560, 4480}) {

@@ -11,7 +11,8 @@ namespace pare {
 // A linear for plain_int8_multiply, which computes y[r, o] as int8_kernels.h defines it. It does the same float32
 // operations in the same order, so the bits are the same. codes_OK are weight codes minus their zero (|value| <= 128).
 // group_size, which divides num_k, is that of scales_OG. x_RK has row scales and zeros; without zeros it is symmetric.
-// bias_O may be empty. Outliers add outliers_RJ times outlier_weights_OJ; both may be empty.
+// bias_O may be empty. Outliers add outliers_RJ times outlier_weights_OJ; both may be empty. group_scales_RG too: they
+// are scales of each group of a row.
 struct PlainInt8Linear {
   int64_t num_out, num_k, group_size;
   std::span<const int16_t> codes_OK;
@@ -22,7 +23,8 @@ struct PlainInt8Linear {
 };
 inline void plain_int8_multiply(const PlainInt8Linear& linear, const int8_t* x_RK, int64_t x_stride,
                                 std::span<const float> scales_R, std::span<const int32_t> zeros_R,
-                                std::span<const float> outliers_RJ, float* y_RO, int64_t y_stride) {
+                                std::span<const float> outliers_RJ, float* y_RO, int64_t y_stride,
+                                std::span<const float> group_scales_RG = {}) {
   const int64_t num_groups = linear.num_k / linear.group_size;
   for (int64_t r = 0; r < static_cast<int64_t>(scales_R.size()); ++r) {
     const int32_t zero = zeros_R.empty() ? 0 : zeros_R[r];
@@ -33,7 +35,9 @@ inline void plain_int8_multiply(const PlainInt8Linear& linear, const int8_t* x_R
         for (int64_t k = g * linear.group_size; k < (g + 1) * linear.group_size; ++k) {
           sum += (x_RK[r * x_stride + k] - zero) * linear.codes_OK[o * linear.num_k + k];
         }
-        total = std::fma(static_cast<float>(sum), linear.scales_OG[o * num_groups + g], total);
+        float scale = linear.scales_OG[o * num_groups + g];
+        if (!group_scales_RG.empty()) scale *= group_scales_RG[r * num_groups + g];
+        total = std::fma(static_cast<float>(sum), scale, total);
       }
       float start = linear.bias_O.empty() ? 0.0f : linear.bias_O[o];
       for (int64_t j = 0; j < linear.num_outliers; ++j) {

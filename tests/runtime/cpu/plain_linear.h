@@ -5,8 +5,8 @@
 // within n u M of the exact sum (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1). u is 2^-24, and
 // M is the sum of the terms' magnitudes. Here n is I plus a few operations for scale, zero, bias and the joining of
 // partial sums: kExtraTerms. Where zeros are subtracted from the group's sum, the terms are scale * (code - centre) * x
-// and scale * (zero - centre) * x. Decode by digits (digit_kernels.h) reads x with an error of 2 u of the largest |x| of
-// its block, which is at most that of the row.
+// and scale * (zero - centre) * x. Decode by digits (digit_kernels.h) reads x with an error of 2 u of the largest |x|
+// of its block, which is at most that of the row.
 #pragma once
 
 #include <algorithm>

@@ -1,0 +1,67 @@
+#include "runtime/engine/activation_mode.h"
+
+#include <algorithm>
+#include <iterator>
+#include <stdexcept>
+#include <variant>
+
+namespace pare::runtime {
+namespace {
+
+bool has_groups(const LinearWeights& weights) {
+  return weights.input.type == InputType::int8 && weights.input.range == InputRange::block;
+}
+
+}  // namespace
+
+ActivationMode parse_activation_mode(std::string_view name) {
+  const auto* const found = std::find(std::begin(kActivationModes), std::end(kActivationModes), name);
+  if (found != std::end(kActivationModes)) return static_cast<ActivationMode>(found - std::begin(kActivationModes));
+  throw std::invalid_argument("activations '" + std::string(name) + "': expected exact or int8");
+}
+
+std::string_view activation_mode_name(ActivationMode mode) {
+  return kActivationModes[static_cast<int>(mode)];
+}
+
+bool rounds_groups(const LinearWeights& weights) {
+  const auto* const weight = std::get_if<QuantizedWeight>(&weights.weight);
+  return weights.input.keeps_values() && weight != nullptr && weight->code->is_integer() &&
+         (weight->bits == 4 || (weight->bits == 8 && weight->symmetric)) && weight->pattern == SparsePattern{} &&
+         !weights.has_sparse_input;
+}
+
+void require_activations(const Checkpoint& checkpoint, ActivationMode mode) {
+  if (mode == ActivationMode::exact) return;
+  if (checkpoint.is_encoder()) {
+    throw std::invalid_argument("--activations int8 is for models that predict tokens, and " +
+                                checkpoint.directory().string() + " makes embeddings: leave the option out");
+  }
+  for (const BlockDescription& block : checkpoint.description().blocks) {
+    for (const LinearDescription& linear : block_linears(block)) {
+      const bool is_rounded = rounds_groups(checkpoint.linear(linear));
+      checkpoint.drop_pages(linear);
+      if (is_rounded) return;
+    }
+  }
+  throw std::invalid_argument(
+      "--activations int8 rounds the inputs of linears whose weights are integers of 4 bits, or of 8 bits without "
+      "zeros, and " +
+      checkpoint.directory().string() + " has none whose inputs are exact: leave the option out");
+}
+
+std::function<void(LinearWeights&)> change_of(ActivationMode mode) {
+  if (mode == ActivationMode::exact) return {};
+  return [](LinearWeights& weights) {
+    if (rounds_groups(weights)) weights.input = {.type = InputType::int8, .range = InputRange::block};
+  };
+}
+
+void settle_groups(std::span<LinearWeights> parts) {
+  if (std::all_of(parts.begin(), parts.end(), has_groups)) return;
+  for (LinearWeights& part : parts) {
+    if (has_groups(part)) part.input = {};
+  }
+}
+
+}  // namespace pare::runtime

@@ -1,0 +1,37 @@
+// A mode of decoders that no file asks for: inputs of linears are rounded to 8 bits while the model runs.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "runtime/format/linear_weights.h"
+#include "runtime/model/checkpoint.h"
+
+namespace pare::runtime {
+
+// exact: inputs stay as the model's files say. int8: those that are not rounded by the files, of linears whose weights
+// are integers of 4 bits, or of 8 bits without zeros, become 8-bit integers. Each token has a scale for each group of
+// the weights, symmetric, found as it comes. Embedding, head and routers stay exact, and so do the inputs of 2:4
+// weights and of those whose inputs are often zero, which have kernels of their own.
+enum class ActivationMode { exact, int8 };
+inline constexpr std::string_view kActivationModes[] = {"exact", "int8"};  // in the order of the enum
+ActivationMode parse_activation_mode(std::string_view name);
+std::string_view activation_mode_name(ActivationMode mode);
+
+// True if int8 rounds the inputs of such a linear.
+bool rounds_groups(const LinearWeights& weights);
+
+// Checks, before a model is loaded, that the mode means something for it. For int8, throws std::invalid_argument for an
+// encoder and for a model without such linears, and what Checkpoint::linear throws: weights are read up to the first.
+void require_activations(const Checkpoint& checkpoint, ActivationMode mode);
+
+// Returns what Transformer::load takes as `change`; empty for `exact`. The CPU backend alone multiplies such linears.
+std::function<void(LinearWeights&)> change_of(ActivationMode mode);
+
+// Linears that are packed together share their inputs: unless the mode rounds all of them, none is rounded.
+void settle_groups(std::span<LinearWeights> parts);
+
+}  // namespace pare::runtime
