@@ -12,6 +12,7 @@
 #include "compress/run/run_data.h"
 #include "compress/run/torch_errors.h"
 #include "compress/walk/column_squares.h"
+#include "runtime/commands/artifact_files.h"
 #include "runtime/commands/command_parts.h"
 #include "runtime/export/export_gguf.h"
 #include "runtime/system/partial_output.h"
@@ -43,9 +44,14 @@ Written write_folder(runtime::NamedModel& model, const std::filesystem::path& ou
           runtime::parse_ordered_json(export_json(result, format), "the export")};
 }
 
-// A GGUF file rounds no input.
-void refuse_rounded_inputs(const runtime::Checkpoint& checkpoint) {
+// A GGUF file rounds and drops no input.
+void refuse_changed_inputs(const runtime::Checkpoint& checkpoint) {
   for (const runtime::LinearDescription& linear : runtime::stored_linears(checkpoint)) {
+    if (checkpoint.sparsity_threshold(linear) > 0.0f) {
+      throw std::invalid_argument("--lossless: layer '" + linear.name +
+                                  "': its small inputs are dropped, which a GGUF file does not hold: take another "
+                                  "format, or leave --lossless out");
+    }
     const std::optional<runtime::PackScheme> scheme = checkpoint.stored_scheme(linear);
     if (!scheme || scheme->input.is_plain()) continue;
     throw std::invalid_argument("--lossless: layer '" + linear.name + "': its inputs are rounded (" +
@@ -90,7 +96,7 @@ std::vector<std::string> gguf_lines(const runtime::GgufExport& result) {
 
 Written write_gguf(runtime::NamedModel& model, const std::filesystem::path& output, const runtime::GgufFormat& format,
                    bool lossless, const std::filesystem::path& statistics, runtime::Console& console) {
-  if (lossless) refuse_rounded_inputs(model.described());
+  if (lossless) refuse_changed_inputs(model.described());
   // What is refused is refused before the weights.
   const runtime::GgufExport planned = runtime::plan_gguf_export(model.described(), format);
   SquaresByLinear squares;
@@ -152,9 +158,11 @@ void run_export(const runtime::Arguments& arguments, runtime::Console& console) 
   }
   runtime::PartialOutput::check_is_free(output, runtime::PartialOutput::Leftovers::stay);
   runtime::refuse_output_inside(output, arguments.positional(0));
+  runtime::refuse_output_in_artifact(output);
   runtime::keep_as_private_as({std::filesystem::path(arguments.positional(0)), statistics}, output);
-  const bool keeps_codes = folder != nullptr && !folder->container.empty();
-  runtime::NamedModel model(arguments.positional(0), true, "", console, keeps_codes);
+  const bool is_dense = folder != nullptr && folder->container.empty();
+  const runtime::GgufCodes codes = is_dense ? runtime::GgufCodes::decoded : runtime::GgufCodes::kept;
+  runtime::NamedModel model(arguments.positional(0), true, "", console, codes);
   Written written = folder != nullptr ? write_folder(model, output, *folder, lossless, console)
                                       : write_gguf(model, output, *file, lossless, statistics, console);
   console.report() << runtime::visible_line(output.string()) << ": " << written.format << ", "

@@ -172,10 +172,19 @@ bool is_head_of_blocks_only(const runtime::Checkpoint& source, const runtime::Li
          format.container != runtime::kCompressedTensors;
 }
 
+// Returns whether columns of the weight lie beside its codes in floating point, for inputs that are not rounded there.
+bool has_outlier_weight(const runtime::Checkpoint& source, const runtime::LinearDescription& linear,
+                        const PackScheme& from) {
+  if (from.input.outliers != runtime::OutlierRule::columns) return false;
+  const bool has_columns = !source.stored_linear(linear).outlier_weight_OJ.empty();
+  source.drop_pages(linear);
+  return has_columns;
+}
+
 // Decides for a layer that is stored as `from`. Without codes that fit, inputs stay as they are first, and are not
-// rounded next.
+// rounded next. Codes with columns beside them are not the whole weight, and pass only with these.
 LayerExport plan_layer(const runtime::LinearDescription& linear, bool is_linear, const PackScheme& from,
-                       const ExportFormat& format, int64_t common_group) {
+                       const ExportFormat& format, int64_t common_group, bool has_outlier_weight) {
   LayerExport layer{.linear = linear, .is_linear = is_linear, .from = from};
   if (format.container.empty() || from.is_dense()) {
     layer.passage = from.is_dense() ? Passage::unchanged : Passage::decoded;
@@ -196,6 +205,10 @@ LayerExport plan_layer(const runtime::LinearDescription& linear, bool is_linear,
   PackScheme plain = from;
   plain.input = {};
   for (const PackScheme& source : {from, plain}) {
+    if (has_outlier_weight && !source.input.has_outliers()) {
+      layer.reason = "columns of its weight lie beside its codes, in floating point";
+      continue;
+    }
     std::string reason;
     const auto same = same_codes(source, format, linear, is_linear, reason);
     if (layer.reason.empty()) layer.reason = reason;
@@ -350,7 +363,8 @@ std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const Ex
                         .drops_input_rounding = !stated.input.is_plain(),
                         .reason = "other programs read no codes of a head in this format"});
     } else {
-      layers.push_back(plan_layer(linear, !tables.contains(linear.name), stated, format, common_group));
+      layers.push_back(plan_layer(linear, !tables.contains(linear.name), stated, format, common_group,
+                                  has_outlier_weight(source, linear, stated)));
     }
     if (lossless) require_lossless(layers.back(), format);
   }
@@ -365,7 +379,7 @@ std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const Ex
     const auto first = std::ranges::find_if(layers, is_decoded);
     throw std::invalid_argument("--format " + std::string(format.name) + ": it holds none of the layers: '" +
                                 first->linear.name + "': " + first->reason +
-                                ": take another format, or dense for the decoded weights");
+                                ": --format dense writes the decoded weights, and 'pare export --help' lists formats");
   }
   require_together(layers, format);
   return layers;

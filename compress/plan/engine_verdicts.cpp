@@ -148,6 +148,22 @@ void judge_experts(const RunPlan& plan, const runtime::ModelDescription& model,
   }
 }
 
+// transformers 5.17 decodes experts to the type of their scales, bfloat16 for a float32 model, and only its grouped
+// product multiplies them with inputs of another type. Found by running it on the small models of tests/golden.
+void judge_experts_of_float32(const RunPlan& plan, const runtime::ModelDescription& model, Reasons& restrictions) {
+  if (model.dtype != runtime::DType::F32 || model.stacks_experts) return;
+  for (size_t b = 0; b < plan.blocks.size(); ++b) {
+    for (const LayerPlan& layer : plan.blocks[b]) {
+      const bool is_routed =
+          layer.stage.expert != runtime::Stage::kNoExpert && layer.stage.expert < model.blocks[b].num_routed();
+      if (!is_routed || !has_scheme(layer) || layer.scheme.is_dense()) continue;
+      if (layer.scheme.container != runtime::kCompressedTensors || layer.scheme.code->block != 0) continue;
+      restrictions.add(
+          "experts of a float32 model are rounded to bfloat16, and experts_implementation='eager' stops with an error");
+    }
+  }
+}
+
 bool has_experts_in_codes(const RunPlan& plan) {
   return std::ranges::any_of(plan.blocks, [](const std::vector<LayerPlan>& layers) {
     return std::ranges::any_of(layers, [](const LayerPlan& layer) {
@@ -185,7 +201,8 @@ struct Judgement {
 
 }  // namespace
 
-std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const runtime::ModelDescription& model) {
+std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const runtime::ModelDescription& model,
+                                         bool source_drops_inputs) {
   Judgement transformers{kTransformersRelease, runtime::Engine::transformers};
   Judgement vllm{kVllmRelease, runtime::Engine::vllm}, converter{kConverterRelease, runtime::Engine::llama_cpp};
   std::vector<runtime::PackScheme> schemes;  // each becomes a config group
@@ -212,13 +229,14 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const runtime::Mod
   if (has_gptq_of_several_widths(schemes)) {
     transformers.against.add("several widths of GPTQ: it reads one, and computes wrong numbers without a message");
   }
-  if (drops_inputs(plan)) {
+  if (source_drops_inputs || drops_inputs(plan)) {
     for (Judgement* const engine : {&transformers, &vllm, &converter}) {
       engine->restrictions.add("activation sparsity is ignored: no input is dropped");
     }
   }
   judge_experts(plan, model, schemes, transformers.against, vllm.against);
   judge_ranges_of_tokens(plan, model, transformers.restrictions);
+  judge_experts_of_float32(plan, model, transformers.restrictions);
   if (!model.is_in_llama_cpp) converter.against.add("it does not know the family " + model.family);
   if (schemes.size() > 1) converter.against.add("more than one scheme: only one config group is read");
   if (!plan.tables.empty()) {

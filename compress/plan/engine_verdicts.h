@@ -15,8 +15,10 @@ struct EngineVerdict {
 };
 
 // Judges a decoder for this runtime, transformers, vLLM and llama.cpp's converter. The rules are those of the releases
-// named in engine_verdicts.cpp.
-std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const runtime::ModelDescription& model);
+// named in engine_verdicts.cpp. source_drops_inputs: also without a step that does it, small inputs are dropped, as the
+// source's config.json says.
+std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const runtime::ModelDescription& model,
+                                         bool source_drops_inputs = false);
 // Judges an encoder for this runtime and transformers.
 std::vector<EngineVerdict> judge_encoder_engines(const RunPlan& plan, const runtime::EncoderDescription& model);
 

@@ -206,12 +206,12 @@ void refuse_output_inside(const std::filesystem::path& output, const std::filesy
 }
 
 NamedModel::NamedModel(const std::string& path, bool is_checked, const std::string& instead, Console& console,
-                       bool keeps_codes)
+                       GgufCodes codes)
     : path_(path),
       source_(noted(path)),
-      directory_(std::in_place, path, MakeDirectory(), /*has_weights=*/false, keeps_codes),
+      directory_(std::in_place, path, MakeDirectory(), /*has_weights=*/false, codes),
       is_checked_(is_checked),
-      keeps_codes_(keeps_codes),
+      codes_(codes),
       instead_(instead),
       console_(console),
       checkpoint_(is_checked ? open_described(directory(), instead, progress()) : Checkpoint::open(directory())) {
@@ -222,7 +222,7 @@ NamedModel::NamedModel(const std::string& path, bool is_checked, const std::stri
 
 const Checkpoint& NamedModel::whole() {
   if (directory_->is_temporary()) {
-    directory_.emplace(path_, MakeDirectory(), /*has_weights=*/true, keeps_codes_);
+    directory_.emplace(path_, MakeDirectory(), /*has_weights=*/true, codes_);
     source_.check_unchanged();
     checkpoint_ = Checkpoint::open(directory());
   }

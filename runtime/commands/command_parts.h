@@ -82,9 +82,9 @@ void refuse_output_inside(const std::filesystem::path& output, const std::filesy
 class NamedModel {
  public:
   // Prints decoding_note, where there is one. Throws what ModelDirectory and open_described throw; `instead` is passed
-  // to the latter. keeps_codes: as of ImportOptions, for a .gguf.
+  // to the latter. codes: as of ImportOptions, for a .gguf.
   NamedModel(const std::string& path, bool is_checked, const std::string& instead, Console& console,
-             bool keeps_codes = false);
+             GgufCodes codes = GgufCodes::rounded);
 
   const std::filesystem::path& directory() const { return directory_->path(); }
   // The weights of this checkpoint are not to be read.
@@ -98,7 +98,8 @@ class NamedModel {
   std::filesystem::path path_;
   InputFiles source_;  // a .gguf is read twice
   std::optional<ModelDirectory> directory_;
-  bool is_checked_, keeps_codes_;
+  bool is_checked_;
+  GgufCodes codes_;
   std::string instead_;
   Console& console_;
   Checkpoint checkpoint_;

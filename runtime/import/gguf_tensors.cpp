@@ -64,7 +64,9 @@ void Tensors::add(const GgufPlace& place) {
   const DType dtype = written_dtype_(file_->tensor(place.source.name));
   if (!place.latent_values.empty()) {
     known_.insert(place.latent_values);
-    tensors_.push_back(stream_gguf_latent(file_, place.source.name, place.latent_values, place.name, dtype));
+    const DType other = written_dtype_(file_->tensor(place.latent_values));
+    tensors_.push_back(stream_gguf_latent(file_, place.source.name, place.latent_values, place.name,
+                                          dtype == other ? dtype : DType::F32));
     return;
   }
   // Files with the whole may hold its halves as well.

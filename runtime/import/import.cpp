@@ -155,7 +155,7 @@ void import_model(const std::filesystem::path& source, const std::filesystem::pa
   const std::vector<std::filesystem::path> files = import_inputs(source, options);
   PartialOutput::check_is_free(output, PartialOutput::Leftovers::go);
   for (const std::filesystem::path& file : files) inputs.add(file);
-  ImportedModel model = is_gguf(source) ? read_gguf_model(source, options.dtype, options.keeps_codes)
+  ImportedModel model = is_gguf(source) ? read_gguf_model(source, options.dtype, options.codes)
                                         : read_llama2c_model(source, files.back(), options.dtype.value_or(DType::BF16));
   PartialOutput partial(output, "import", PartialOutput::Remains::worthless);
   std::filesystem::create_directories(partial.result());

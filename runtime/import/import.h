@@ -13,19 +13,26 @@
 
 namespace pare::runtime {
 
+// The form that codes of a .gguf get. Of its floating point tensors each keeps its type.
+enum class GgufCodes {
+  rounded,  // decoded, and rounded to BF16
+  decoded,  // in F32, which holds their values
+  // Linears of blocks whose codes and scales codes of integers hold exactly keep them, as compressed-tensors'
+  // int-quantized. Others are decoded.
+  kept
+};
+
 struct ImportOptions {
   // llama2.c keeps its vocabulary in a file of its own. Empty: the one file beside the checkpoint that is named
   // tok*.bin.
   std::filesystem::path tokenizer;
-  // The type of the weights written: BF16, F16 or F32. Unset: a .gguf whose matrices are floats keeps each tensor's
-  // type, so that it is what it was; codes and llama2.c's weights become BF16.
+  // The type of the weights written: BF16, F16 or F32. Unset: floats of a .gguf keep their type, so that they are what
+  // they were; its codes become what `codes` says, and llama2.c's weights BF16.
   std::optional<DType> dtype = {};
   // False: model.safetensors describes the weights, and has a hole in their place, which reads as zeros. So data can be
   // read for a model before hours of decoding, with all that the source's header says.
   bool has_weights = true;
-  // True: linears of blocks whose codes and scales codes of integers hold exactly keep them, as compressed-tensors'
-  // int-quantized, and all else keeps its values: floats their type, decoded codes in F32. `dtype` is not given then.
-  bool keeps_codes = false;
+  GgufCodes codes = GgufCodes::rounded;  // `dtype` is not given beside another value
   // Called with (tensors done, tensors). May be empty.
   std::function<void(int64_t, int64_t)> progress;
 };

@@ -45,8 +45,8 @@ std::optional<DType> read_matrix_dtype(const GgufFile& file) {
 
 class GgufModel {
  public:
-  GgufModel(const std::filesystem::path& path, std::optional<DType> dtype, bool keeps_codes)
-      : keeps_values_(keeps_codes),
+  GgufModel(const std::filesystem::path& path, std::optional<DType> dtype, GgufCodes codes)
+      : codes_(codes),
         file_(std::make_shared<GgufFile>(GgufFile::open(path))),
         family_(find_gguf_family(*file_)),
         sizes_(read_gguf_sizes(*file_, family_)),
@@ -78,14 +78,18 @@ class GgufModel {
  private:
   // The type that a tensor is written in, or the weights as a whole.
   DType written_dtype(const GgufTensor& tensor) const {
-    if (keeps_values_) return float_dtype(tensor.type).value_or(DType::F32);
+    if (asked_dtype_) return *asked_dtype_;
+    if (const std::optional<DType> dtype = float_dtype(tensor.type)) return *dtype;
     // Small differences between corrected scores decide, and published models have them in float32.
-    if (!asked_dtype_ && tensor.name.ends_with(kGgufCorrection)) return float_dtype(tensor.type).value_or(DType::F32);
-    return asked_dtype_ || !matrix_dtype_ ? written_dtype() : float_dtype(tensor.type).value_or(DType::F32);
+    const bool is_rounded = codes_ == GgufCodes::rounded && !tensor.name.ends_with(kGgufCorrection);
+    return is_rounded ? DType::BF16 : DType::F32;
   }
-  DType written_dtype() const { return asked_dtype_.value_or(matrix_dtype_.value_or(DType::BF16)); }
+  DType written_dtype() const {
+    const DType of_codes = codes_ == GgufCodes::decoded ? DType::F32 : DType::BF16;
+    return asked_dtype_.value_or(matrix_dtype_.value_or(of_codes));
+  }
 
-  bool keeps_values_;
+  GgufCodes codes_;
   std::shared_ptr<const GgufFile> file_;
   const DecoderFamily& family_;
   GgufSizes sizes_;
@@ -109,9 +113,8 @@ std::string GgufModel::tokenizer_config() const {
 
 }  // namespace
 
-ImportedModel read_gguf_model(const std::filesystem::path& path, std::optional<DType> dtype,
-                              bool keeps_codes_of_linears) {
-  const GgufModel model(path, dtype, keeps_codes_of_linears);
+ImportedModel read_gguf_model(const std::filesystem::path& path, std::optional<DType> dtype, GgufCodes codes) {
+  const GgufModel model(path, dtype, codes);
   std::string config = model.config();
   const ModelDescription description = describe_source(config, path);
   ImportedModel imported;
@@ -123,7 +126,7 @@ ImportedModel read_gguf_model(const std::filesystem::path& path, std::optional<D
   } else if (description.stacks_experts) {
     for (const BlockDescription& block : description.blocks) stack_experts(block, imported.tensors);
   }
-  if (keeps_codes_of_linears && !description.stacks_experts) {
+  if (codes == GgufCodes::kept && !description.stacks_experts) {
     config = model.keep_linear_codes(description, config, imported.tensors);
   }
   const std::string tokenizer = model.tokenizer();  // first, since it refuses tokens that are not text

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/files/safetensors.h"
+#include "runtime/import/import.h"
 #include "runtime/model/model_description.h"
 
 namespace pare::runtime {
@@ -18,8 +19,9 @@ struct ImportedModel {
 };
 
 // Both keep the source mapped for as long as the tensors' producers live.
-// keeps_codes: as of ImportOptions.
-ImportedModel read_gguf_model(const std::filesystem::path& path, std::optional<DType> dtype, bool keeps_codes = false);
+// codes: as of ImportOptions.
+ImportedModel read_gguf_model(const std::filesystem::path& path, std::optional<DType> dtype,
+                              GgufCodes codes = GgufCodes::rounded);
 ImportedModel read_llama2c_model(const std::filesystem::path& path, const std::filesystem::path& tokenizer,
                                  DType dtype);
 

@@ -74,7 +74,7 @@ fs::path folder_name(const fs::path& model) {
 
 }  // namespace
 
-ModelDirectory::ModelDirectory(const fs::path& model, const MakeDirectory& make, bool has_weights, bool keeps_codes)
+ModelDirectory::ModelDirectory(const fs::path& model, const MakeDirectory& make, bool has_weights, GgufCodes codes)
     : path_(model) {
   if (model.extension() != ".gguf" && !make) return;
   std::error_code error;
@@ -99,8 +99,7 @@ ModelDirectory::ModelDirectory(const fs::path& model, const MakeDirectory& make,
   try {
     fs::create_symlink("nothing", temporary_ / kMark);
     make ? make(model, path_)
-         : import_model(model, path_,
-                        {.tokenizer = {}, .has_weights = has_weights, .keeps_codes = keeps_codes, .progress = {}});
+         : import_model(model, path_, {.tokenizer = {}, .has_weights = has_weights, .codes = codes, .progress = {}});
     take_names_away();
     const std::lock_guard lock(imports().mutex);
     imports().paths.insert(path_);

@@ -5,6 +5,8 @@
 #include <functional>
 #include <vector>
 
+#include "runtime/import/import.h"
+
 namespace pare::runtime {
 
 // Makes the directory that stands for a model that cannot be used as it is.
@@ -20,10 +22,10 @@ using MakeDirectory = std::function<void(const std::filesystem::path& model, con
 // a model removes its remains.
 class ModelDirectory {
  public:
-  // has_weights and keeps_codes: as of ImportOptions, for a .gguf. Throws what import_model or `make` throws, and
+  // has_weights and codes: as of ImportOptions, for a .gguf. Throws what import_model or `make` throws, and
   // std::runtime_error if no temporary folder can be made.
   explicit ModelDirectory(const std::filesystem::path& model, const MakeDirectory& make = {}, bool has_weights = true,
-                          bool keeps_codes = false);
+                          GgufCodes codes = GgufCodes::rounded);
   ModelDirectory(const ModelDirectory&) = delete;
   ModelDirectory& operator=(const ModelDirectory&) = delete;
   ~ModelDirectory();

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <set>
 
 #include "compress/export/export_plan.h"
 #include "compress/walk/statistics_file.h"
@@ -175,6 +176,53 @@ TEST_F(Export, OtherCodesAreRoundedAndTheErrorIsNamed) {
   }
 }
 
+// Columns that LLM.int8 keeps beside the codes are a part of the weight. Formats without them round the whole weight
+// anew, or decode it; of layers without such columns the codes pass.
+TEST_F(Export, ColumnsBesideCodesAreNotLost) {
+  make("llama_gqa_untied", "int8",
+       "calibration: {text: " + (family("llama_gqa_untied") / "ids.npy").string() +
+           "}\npasses:\n  - llm_int8: {outliers: static, threshold: 4}\n");
+  const Checkpoint source = Checkpoint::open(at("int8"));
+  // W with its columns in floating point.
+  std::map<std::string, std::vector<float>> expected;
+  std::set<std::string> with_columns;
+  for (const LinearDescription& linear : stored_linears(source)) {
+    const LinearWeights read = source.linear(linear);
+    std::vector<float>& values = expected[linear.name] = weight(source, linear);
+    if (read.outlier_weight_OJ.empty()) continue;
+    with_columns.insert(linear.name);
+    const size_t num_columns = read.input.outlier_columns.size();
+    for (size_t k = 0; k < read.outlier_weight_OJ.size(); ++k) {
+      const auto column = static_cast<size_t>(read.input.outlier_columns[k % num_columns]);
+      values[k / num_columns * static_cast<size_t>(linear.num_in) + column] = read.outlier_weight_OJ[k];
+    }
+  }
+  ASSERT_FALSE(with_columns.empty());
+  for (const char* const format :
+       {"gptq", "gptq-v2", "compressed-tensors", "awq-gemm", "bitsandbytes", "nvfp4", "mxfp4", "dense"}) {
+    SCOPED_TRACE(format);
+    const Json result = export_to("int8", format, format);
+    const Checkpoint written = Checkpoint::open(at(format));
+    std::map<std::string, std::string> passages;
+    for (const Json& layer : result["layers"]) passages[layer["name"]] = layer["passage"];
+    for (const LinearDescription& linear : stored_linears(source)) {
+      const std::vector<float>& before = expected[linear.name];
+      const std::vector<float> after = weight(written, linear);
+      double error = 0.0, norm = 0.0;
+      for (size_t i = 0; i < before.size(); ++i) {
+        error += std::pow(static_cast<double>(before[i]) - after[i], 2);
+        norm += std::pow(static_cast<double>(before[i]), 2);
+      }
+      // As in OtherCodesAreRoundedAndTheErrorIsNamed. A lost column is a whole part of the norm.
+      EXPECT_LT(std::sqrt(error / norm), 0.2) << linear.name;
+      if (with_columns.contains(linear.name)) {
+        EXPECT_FALSE(passages[linear.name].starts_with("codes")) << linear.name;
+      }
+    }
+  }
+  refused("int8", "gptq", {"--lossless", "leave --lossless out"}, "--lossless");
+}
+
 TEST_F(Export, WhatAFormatCannotDoIsSaid) {
   make("llama_gqa_untied", "w8a8", "passes:\n  - rtn: {bits: 8, group_size: -1, activations: int8}\n");
   refused("w8a8", "gptq", {"--lossless", "inputs are rounded", "gptq does not hold"}, "--lossless");
@@ -283,9 +331,31 @@ TEST_F(Export, CodesComeBackFromGguf) {
       }
       EXPECT_EQ(num_compared, 20);
     }
-    // Fields of what was dense keep their values; an import decodes as it always has.
-    EXPECT_EQ(run_pare({"import", at(name + ".gguf").string(), at(name + "-dense").string()}).status, 0);
-    EXPECT_FALSE(Checkpoint::open(at(name + "-dense")).is_quantized());
+    // A dense folder has every value of the file: floats have their type, codes become float32.
+    export_to(name + ".gguf", name + "-dense", "dense", "--lossless");
+    const Checkpoint dense = Checkpoint::open(at(name + "-dense"));
+    EXPECT_FALSE(dense.is_quantized());
+    EXPECT_EQ(dense.description().dtype, DType::F32);
+    for (const LinearDescription& linear : stored_linears(source)) {
+      EXPECT_EQ(weight(dense, linear), weight(source, linear)) << linear.name;
+    }
+    // An import rounds decoded codes to bfloat16, and nothing else.
+    EXPECT_EQ(run_pare({"import", at(name + ".gguf").string(), at(name + "-imported").string()}).status, 0);
+    const Checkpoint imported = Checkpoint::open(at(name + "-imported"));
+    EXPECT_FALSE(imported.is_quantized());
+    for (const LinearDescription& linear : stored_linears(source)) {
+      const bool has_codes = source.stored_scheme(linear).has_value();
+      EXPECT_EQ(imported.layout(linear.name + ".weight").dtype, has_codes ? DType::BF16 : DType::F32) << linear.name;
+      if (!has_codes) {
+        EXPECT_EQ(weight(imported, linear), weight(source, linear)) << linear.name;
+      }
+    }
+    // From GGUF to GGUF the codes stay, and floats keep their type: all behind the names is the same.
+    ASSERT_EQ(exported(name + ".gguf", name + "-again.gguf", "gguf", "--lossless").status, 0);
+    const std::string first = bytes(name + ".gguf"), second = bytes(name + "-again.gguf");
+    constexpr size_t kEnd = 100'000;
+    ASSERT_GT(first.size(), kEnd);
+    EXPECT_TRUE(first.substr(first.size() - kEnd) == second.substr(second.size() - kEnd));
   }
 }
 
@@ -442,7 +512,8 @@ TEST_F(Export, APlanWithoutWeightsIsThatWithThem) {
   write_wide_model(at("wide"));
   make(at("wide").string(), "ct", "passes:\n  - rtn: {bits: 4, group_size: 32, symmetric: false}\n");
   ASSERT_EQ(exported("ct", "m.gguf", "gguf").status, 0);
-  const runtime::ModelDirectory whole(at("m.gguf"), {}, true, true), header(at("m.gguf"), {}, false, true);
+  const runtime::ModelDirectory whole(at("m.gguf"), {}, true, GgufCodes::kept),
+      header(at("m.gguf"), {}, false, GgufCodes::kept);
   for (const char* const format : {"compressed-tensors", "gptq-v2"}) {
     const auto planned = [&](const fs::path& folder) {
       return compress::plan_export(Checkpoint::open(folder), *compress::find_folder_format(format), false);
@@ -617,6 +688,36 @@ TEST_F(Export, SaysWhichEnginesLoadTheResult) {
 }
 
 // Killed at any rename, it leaves no output, and the next call makes the same bytes.
+// Inputs that the source drops are dropped by pare alone, whatever the format.
+TEST_F(Export, DroppedInputsAreSaid) {
+  const std::string model = (fs::path(kSourceFolder) / "calibration_data/stories260k").string();
+  make(model, "sparse",
+       "calibration: {text: " + model +
+           "/../stories.txt, samples: 4, tokens: 64}\npasses:\n  - rtn: {bits: 4, group_size: 32}\n    layers: "
+           "{exclude: [\"*.mlp.*\"]}\n  - activation_sparsity: {ratio: 0.5}\n");
+  const auto restriction = [&](const Json& engine) {
+    const Json& reasons = engine.at("reasons");
+    return std::ranges::any_of(reasons, [](const Json& reason) {
+      return reason.get<std::string>().find("activation sparsity is ignored") != std::string::npos;
+    });
+  };
+  for (const char* const format : {"gptq", "dense"}) {
+    SCOPED_TRACE(format);
+    const Json result = export_to("sparse", format, format);
+    EXPECT_NE(result.at("events").dump().find("small inputs of 5 layers are dropped"), std::string::npos) << result;
+    const Json manifest = Json::parse(bytes(std::string(format) + "/pare.json"));
+    ASSERT_EQ(manifest.at("engines").size(), 4u);
+    for (const Json& engine : manifest.at("engines")) {
+      // pare itself has none.
+      EXPECT_EQ(restriction(engine), engine.at("engine") != "pare") << engine;
+    }
+    EXPECT_EQ(Checkpoint::open(at(format)).sparsity_thresholds(), Checkpoint::open(at("sparse")).sparsity_thresholds());
+  }
+  const Outcome file = exported("sparse", "sparse.gguf", "gguf", "--lossless");
+  EXPECT_EQ(file.status, 1);
+  EXPECT_NE(file.err.find("small inputs are dropped"), std::string::npos) << file.err;
+}
+
 TEST_F(Export, AKilledExportLeavesNothingInTheWay) {
   make("llama_gqa_untied", "ct", "passes:\n  - rtn: {bits: 4, group_size: 32}\n");
   export_to("ct", "whole", "gptq");

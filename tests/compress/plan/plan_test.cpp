@@ -333,6 +333,21 @@ TEST(EngineVerdicts, OfExperts) {
                "gpt_oss_moe_stacks");
 }
 
+// Found by running transformers 5.17 on results of tests/golden's mixture in float32.
+TEST(EngineVerdicts, ExpertsOfFloat32AreRounded) {
+  const auto says = [](const std::string& rest, const std::string& model) {
+    const EngineVerdict verdict = verdict_of("transformers", verdicts_of(rest, model));
+    EXPECT_TRUE(verdict.loads) << model;
+    return std::ranges::any_of(verdict.reasons, [](const std::string& reason) {
+      return reason.find("experts of a float32 model are rounded to bfloat16") != std::string::npos;
+    });
+  };
+  EXPECT_TRUE(says("passes:\n  - rtn: {bits: 8, group_size: -1}\n", "mixtral_experts"));
+  EXPECT_TRUE(says("passes:\n  - rtn: {bits: 4, group_size: 32}\n", "mixtral_experts"));
+  EXPECT_FALSE(says("passes:\n  - magnitude: {}\n", "mixtral_experts"));
+  EXPECT_FALSE(says("passes:\n  - rtn: {bits: 4, group_size: 32}\n", "llama_gqa_untied"));
+}
+
 // transformers rounds these inputs with one range where a token should have its own.
 TEST(EngineVerdicts, OfRangesOfTokens) {
   const auto restriction = [](const std::string& model, const std::string& others) {

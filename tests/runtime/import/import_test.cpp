@@ -208,7 +208,16 @@ TEST(Import, ExpertsInMxfp4KeepTheirCodes) {
   for (const auto& [tensor, view] : expected.tensors()) {
     ASSERT_TRUE(found.tensors().contains(tensor)) << tensor;
     const TensorView& own = found.tensors().at(tensor);
-    ASSERT_EQ(std::pair(own.dtype, own.shape), std::pair(view.dtype, view.shape)) << tensor;
+    ASSERT_EQ(own.shape, view.shape) << tensor;
+    // llama.cpp's converter stores vectors in float32, and an import keeps the type of floats.
+    if (own.dtype == DType::F32 && view.dtype == DType::BF16) {
+      std::vector<float> values(static_cast<size_t>(own.num_elements())), original = values;
+      convert_to_float(own.dtype, own.data, values);
+      convert_to_float(view.dtype, view.data, original);
+      EXPECT_EQ(values, original) << tensor;
+      continue;
+    }
+    ASSERT_EQ(own.dtype, view.dtype) << tensor;
     EXPECT_EQ(std::memcmp(own.data.data(), view.data.data(), view.data.size()), 0) << tensor;
   }
   const auto quantization = [](const std::string& config) {
