@@ -58,6 +58,7 @@ Examination examine_checkpoint(const std::filesystem::path& directory, const Exa
 
   std::set<std::string> explained;
   examine_lists(patient, claims, findings, explained);
+  examine_shapes(patient, claims, findings, explained);
   examine_packed(patient, claims, options.original, findings, explained, step);
   examine_values(patient, findings, explained, step);
   if (patient.has_table) examine_model(patient, needs, claims, findings, explained, step);

@@ -60,6 +60,17 @@ void examine_index(const Patient& patient, const std::function<bool(const std::s
   }
   const bool has_all_files =
       std::ranges::all_of(patient.file_of_tensor, [&](const auto& e) { return is_open(e.second); });
+  const bool is_odd = !patient.odd_total_size.empty();
+  if (is_odd && has_all_files) {
+    findings.push_back({.illness = Illness::index_total_size,
+                        .certainty = Certainty::information,
+                        .concerned = {kIndexName},
+                        .what = "total_size is no number: expected the bytes of the tensors, found " +
+                                patient.odd_total_size.substr(0, 100),
+                        .figures = {{"bytes_of_tensors", num_bytes}},
+                        .advice = anew,
+                        .repair = {.does = anew}});
+  }
   if (patient.total_size >= 0.0 && patient.total_size != num_bytes && has_all_files) {
     findings.push_back({.illness = Illness::index_total_size,
                         .certainty = Certainty::information,

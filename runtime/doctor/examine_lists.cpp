@@ -186,8 +186,9 @@ void examine_forms(const Patient& patient, const std::vector<LinearDescription>&
     finding.concerned.push_back(patient.stored_name(linear.name));
   }
   if (finding.concerned.empty()) return;
-  finding.what = count_text(finding.concerned.size(), "layer") + " are stored twice, as '" + finding.concerned.front() +
-                 "' with " + forms + ": programs differ in which they read";
+  finding.what = count_text(finding.concerned.size(), "layer") + (finding.concerned.size() == 1 ? " is" : " are") +
+                 " stored twice, as '" + finding.concerned.front() + "' with " + forms +
+                 ": programs differ in which they read";
   finding.figures = {{"layers", static_cast<double>(finding.concerned.size())}};
   finding.advice = "remove the tensors of the form that quantization_config does not say";
   findings.push_back(std::move(finding));
@@ -195,7 +196,8 @@ void examine_forms(const Patient& patient, const std::vector<LinearDescription>&
 
 void examine_presence(const Patient& patient, const std::map<std::string, std::string>& coded,
                       std::vector<Finding>& findings) {
-  if (!patient.says_quantized && !coded.empty()) {
+  const bool is_read = !patient.config_json.empty();  // of what could not be read nothing is known
+  if (is_read && !patient.says_quantized && !coded.empty()) {
     std::vector<std::string> names;
     for (const auto& [name, suffix] : coded) names.push_back(name);
     std::string containers;
@@ -206,8 +208,8 @@ void examine_presence(const Patient& patient, const std::map<std::string, std::s
     findings.push_back(
         {.illness = Illness::unnamed_quantization,
          .concerned = names,
-         .what = count_text(names.size(), "layer") + " hold codes ('" + coded.begin()->first + coded.begin()->second +
-                 "'), and config.json has no quantization_config",
+         .what = count_text(names.size(), "layer") + (names.size() == 1 ? " holds" : " hold") + " codes ('" +
+                 coded.begin()->first + coded.begin()->second + "'), and config.json has no quantization_config",
          .figures = {{"layers", static_cast<double>(names.size())}},
          .advice =
              "take the quantization_config of the program that wrote them; such tensors are those of " + containers});
@@ -281,7 +283,8 @@ void examine_lists(const Patient& patient, const Claims& claims, std::vector<Fin
     findings.push_back({.illness = Illness::list_names_codes,
                         .concerned = found.coded,
                         .what = "quantization_config lists " + count_text(found.coded.size(), "layer") +
-                                " as not quantized, and their tensors are codes",
+                                " as not quantized, and " + (found.coded.size() == 1 ? "its" : "their") +
+                                " tensors are codes",
                         .figures = {{"layers", static_cast<double>(found.coded.size())},
                                     {"layers_with_codes", static_cast<double>(coded.size())}},
                         .advice = "take them off the list",
@@ -293,7 +296,8 @@ void examine_lists(const Patient& patient, const Claims& claims, std::vector<Fin
                         .certainty = is_strict ? Certainty::certain : Certainty::likely,
                         .concerned = found.dense,
                         .what = "quantization_config says that " + count_text(found.dense.size(), "layer") +
-                                " are quantized, and their tensors are floats: engines look for codes there",
+                                (found.dense.size() == 1 ? " is quantized, and its" : " are quantized, and their") +
+                                " tensors are floats: engines look for codes there",
                         .figures = {{"layers", static_cast<double>(found.dense.size())},
                                     {"layers_with_codes", static_cast<double>(coded.size())}},
                         .advice = "list them as not quantized",

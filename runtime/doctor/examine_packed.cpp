@@ -1,9 +1,13 @@
 #include "runtime/doctor/examine_packed.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "runtime/containers/awq_gemm.h"
+#include "runtime/containers/compressed_tensors.h"
+#include "runtime/containers/container_table.h"
 #include "runtime/containers/gptq.h"
 #include "runtime/doctor/code_evidence.h"
 #include "runtime/doctor/examine_groups.h"
@@ -25,22 +29,43 @@ std::string_view container_of(PackedAxis axis) {
   return axis == PackedAxis::outputs ? "awq" : "gptq";
 }
 
+// Writes bits and group_size into the keys of the configuration's own format.
+void write_form(Json& quantization, int bits, int64_t group_size) {
+  if (!quantization.contains("config_groups")) {
+    for (const char* key : {"w_bit", "q_group_size"}) quantization.erase(key);
+    quantization["bits"] = bits;
+    quantization["group_size"] = group_size;
+    return;
+  }
+  const bool has_groups = group_size != kPerChannel;
+  for (auto& [name, group] : quantization["config_groups"].items()) {
+    Json& weights = group["weights"];
+    weights["num_bits"] = bits;
+    weights["strategy"] = has_groups ? "group" : "channel";
+    weights["group_size"] = has_groups ? Json(group_size) : Json();
+  }
+}
+
 // Gathers the modules whose shapes contradict the configuration.
 class Shapes {
  public:
   void add(const PackedModule& module, const PackScheme& claim) {
-    const int64_t claimed_groups = claim.group_size == kPerChannel ? 1 : module.num_in / claim.group_size;
-    const bool fits = claim.bits == module.bits && claimed_groups == module.num_groups;
+    add(module.name, claim, module.bits, module.num_groups == 1 ? kPerChannel : module.group_size(), module.num_in);
+  }
+  // group_size is kPerChannel for one group.
+  void add(const std::string& module, const PackScheme& claim, int bits, int64_t group_size, int64_t num_in) {
+    const bool is_one = claim.group_size == kPerChannel || claim.group_size == num_in;
+    const bool fits = claim.bits == bits && (is_one ? kPerChannel : claim.group_size) == group_size;
     ++num_modules_;
     if (fits) return;
     if (differing_.empty()) {
-      bits_ = module.bits;
-      group_size_ = module.num_groups == 1 ? kPerChannel : module.group_size();
-      first_ = module.name;
+      bits_ = bits;
+      group_size_ = group_size;
+      first_ = module;
       claimed_ = claim;
     }
-    are_alike_ &= module.bits == bits_ && (module.num_groups == 1 ? kPerChannel : module.group_size()) == group_size_;
-    differing_.push_back(module.name);
+    are_alike_ &= bits == bits_ && group_size == group_size_ && claim == claimed_;
+    differing_.push_back(module);
   }
 
   void conclude(std::vector<Finding>& findings, std::set<std::string>& explained) const {
@@ -62,10 +87,7 @@ class Shapes {
       finding.repair.does = "write bits " + std::to_string(bits_) + " and group_size " + std::to_string(group_size_) +
                             " into quantization_config";
       finding.repair.settings.push_back({kConfigName, [bits = bits_, group_size = group_size_](Json& config) {
-                                           Json& quantization = config["quantization_config"];
-                                           for (const char* key : {"w_bit", "q_group_size"}) quantization.erase(key);
-                                           quantization["bits"] = bits;
-                                           quantization["group_size"] = group_size;
+                                           write_form(config["quantization_config"], bits, group_size);
                                          }});
     }
     findings.push_back(std::move(finding));
@@ -179,6 +201,41 @@ std::vector<std::string> packed_names(const Patient& patient) {
     if (name.ends_with(kGptqWeightSuffix)) names.push_back(name.substr(0, name.size() - kGptqWeightSuffix.size()));
   }
   return names;
+}
+
+void examine_shapes(const Patient& patient, const Claims& claims, std::vector<Finding>& findings,
+                    std::set<std::string>& explained) {
+  Shapes shapes;
+  for (const auto& [tensor, stored] : patient.tensors) {
+    if (!tensor.ends_with(kPackedSuffix) || stored.view->dtype != DType::I32) continue;
+    const std::string name = tensor.substr(0, tensor.size() - kPackedSuffix.size());
+    const TensorView *const shape = patient.stored(name + std::string(kShapeSuffix)), *const scale = patient.stored(
+                                                                                          name +
+                                                                                          std::string(kScaleSuffix));
+    const std::optional<PackScheme> claim = claims.scheme_of(patient.described_name(name));
+    if (!claim || !claim->is_integer() || shape == nullptr || scale == nullptr || scale->shape.size() != 2) continue;
+    if (shape->dtype != DType::I64 || shape->num_elements() != 2) continue;
+    std::array<int64_t, 2> sizes = {};
+    std::memcpy(sizes.data(), shape->data.data(), sizeof sizes);
+    const auto [num_out, num_in] = sizes;
+    const int64_t num_groups = scale->shape[1];
+    if (num_out < 1 || num_in < 1 || num_groups < 1 || num_in % num_groups != 0) continue;
+    // The claim comes first: few inputs may fit two widths.
+    std::vector<int> widths = {claim->bits};
+    for (const int bits : {2, 3, 4, 5, 6, 7, 8}) widths.push_back(bits);
+    for (const int bits : widths) {
+      PackScheme found = *claim;
+      found.bits = bits;
+      found.group_size = num_groups == 1 ? kPerChannel : num_in / num_groups;
+      const std::string failure = failure_of([&, num_out = sizes[0], num_in = sizes[1]] {
+        container_format(found.container).check(patient.find_stored(), found, num_out, num_in, name);
+      });
+      if (!failure.empty()) continue;
+      shapes.add(name, *claim, bits, found.group_size, sizes[1]);
+      break;
+    }
+  }
+  shapes.conclude(findings, explained);
 }
 
 void examine_packed(const Patient& patient, const Claims& claims, const OriginalWeight& original,

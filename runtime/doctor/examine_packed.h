@@ -23,6 +23,11 @@ void examine_packed(const Patient& patient, const Claims& claims, const Original
                     std::vector<Finding>& findings, std::set<std::string>& explained,
                     const std::function<void()>& step);
 
+// Reads the shapes of every linear of compressed-tensors with a weight_packed in integers. Appends what is wrong, and
+// puts the modules that this explains into `explained`.
+void examine_shapes(const Patient& patient, const Claims& claims, std::vector<Finding>& findings,
+                    std::set<std::string>& explained);
+
 // Returns the modules with a qweight, by the names in the files.
 std::vector<std::string> packed_names(const Patient& patient);
 

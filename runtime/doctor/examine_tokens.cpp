@@ -10,9 +10,24 @@
 namespace pare::runtime {
 namespace {
 
+// Says nothing where a vocabulary of another form stands for it.
+void examine_missing_tokenizer(const Patient& patient, std::vector<Finding>& findings) {
+  const auto has = [&](const char* name) { return is_there(patient.directory / name); };
+  if (!has("tokenizer_config.json")) return;
+  for (const char* const other : {"tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json",
+                                  "vocab.txt", "tekken.json", "tiktoken.model", "qwen.tiktoken"}) {
+    if (has(other)) return;
+  }
+  findings.push_back({.illness = Illness::tokenizer_refused,
+                      .certainty = Certainty::likely,
+                      .concerned = {"tokenizer.json"},
+                      .what = "tokenizer_config.json is there, and no file holds the tokens: expected tokenizer.json",
+                      .advice = "fetch the tokenizer's files again"});
+}
+
 void examine_tokenizer(const Patient& patient, int64_t num_rows, const std::vector<int32_t>& end_tokens,
                        std::vector<Finding>& findings) {
-  if (!is_there(patient.directory / "tokenizer.json")) return;
+  if (!is_there(patient.directory / "tokenizer.json")) return examine_missing_tokenizer(patient, findings);
   std::optional<Tokenizer> tokenizer;
   const std::string failure = failure_of([&] { tokenizer = Tokenizer::open(patient.directory); });
   if (!failure.empty()) {

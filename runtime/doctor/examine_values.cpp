@@ -60,6 +60,9 @@ class ValuesExam {
     if (!is_exponent && !is_float_of_any_kind(view.dtype)) return;
     const ValueCounts counts = count_values(is_exponent ? DType::F8_E8M0 : view.dtype, view.data);
     if (module.empty()) {
+      if (counts.num_values > 0 && counts.num_zero == counts.num_values && is_multiplied(name)) {
+        gather(Illness::weight_zero, name, counts.num_values);
+      }
       if (counts.are_finite()) return;
       gather(Illness::weight_not_finite, name, counts.num_nan + counts.num_infinite);
       explained_.insert(name.substr(0, name.rfind('.')));
@@ -74,6 +77,10 @@ class ValuesExam {
       explained_.insert(module);
     }
     if (counts.num_zero > 0) zero_scales_.emplace(name, counts);
+    const bool is_typical = counts.are_finite() && counts.num_largest == 0 && counts.num_values > 0;
+    if (is_of_whole_layer(name, view) && is_typical) {
+      mean_scales_.emplace_back(counts.magnitude / static_cast<double>(counts.num_values), name);
+    }
     if (counts.num_largest > 0) gather(Illness::scale_saturated, name, counts.num_largest);
     if (counts.num_subnormal > 0) {
       gather(Illness::scale_subnormal, name, counts.num_subnormal);
@@ -109,10 +116,53 @@ class ValuesExam {
     add(Illness::scale_subnormal, Certainty::information,
         "scales are subnormal in float16, with fewer than 11 digits of two",
         "scales in bfloat16 or float32 would keep their digits");
+    add(Illness::weight_zero, Certainty::likely, "values are 0, all that there are,",
+        "fetch the file again: a layer of zeros gives nothing");
+    conclude_far_scales(findings);
     conclude_zeros(findings);
   }
 
  private:
+  // True for the embedding and the linears of a decoder. Tables that a family does not use may be zero.
+  bool is_multiplied(const std::string& tensor) const {
+    if (!patient_.model || !tensor.ends_with(kPlainSuffix)) return false;
+    const std::string name = patient_.described_name(tensor.substr(0, tensor.size() - kPlainSuffix.size()));
+    const ModelDescription& model = *patient_.model;
+    return name == model.embedding_name || name == model.head.name ||
+           std::ranges::any_of(block_linears(model), [&](const auto& linear) { return linear.name == name; });
+  }
+
+  // True for scales that alone say how large a layer's weights are.
+  static bool is_of_whole_layer(const std::string& name, const TensorView& view) {
+    constexpr std::array<std::string_view, 5> kSuffixes = {".scales", ".weight_scale", ".weight_scale_inv", ".SCB",
+                                                           ".weight.absmax"};
+    return is_float_dtype(view.dtype) && std::ranges::any_of(kSuffixes, [&](auto s) { return name.ends_with(s); });
+  }
+
+  // Layers of one model differ by some tens, and bits by no more than that. A thousand is an exponent gone wrong.
+  void conclude_far_scales(std::vector<Finding>& findings) {
+    constexpr double kFar = 1000.0;
+    constexpr size_t kFewest = 4;
+    if (mean_scales_.size() < kFewest) return;
+    std::vector<double> sorted;
+    for (const auto& [mean, name] : mean_scales_) sorted.push_back(mean);
+    std::ranges::sort(sorted);
+    const double median = sorted[sorted.size() / 2];
+    Finding finding{.illness = Illness::scale_apart, .certainty = Certainty::likely};
+    double largest = 0.0;
+    for (const auto& [mean, name] : mean_scales_) {
+      if (!(mean > kFar * median) || median == 0.0) continue;
+      finding.concerned.push_back(name);
+      largest = std::max(largest, mean);
+    }
+    if (finding.concerned.empty()) return;
+    finding.what = "the scales of " + count_text(finding.concerned.size(), "layer") +
+                   " are more than a thousand times the median of all layers";
+    finding.figures = {{"largest_mean", largest}, {"median_of_means", median}};
+    finding.advice = "compare with the original's weights, and quantize it again";
+    findings.push_back(std::move(finding));
+  }
+
   void gather(Illness illness, const std::string& name, int64_t num_values) {
     Gathered& gathered = gathered_[illness];
     gathered.tensors.push_back(name);
@@ -205,6 +255,7 @@ class ValuesExam {
   std::set<std::string>& explained_;
   std::map<Illness, Gathered> gathered_;
   std::map<std::string, ValueCounts> zero_scales_;
+  std::vector<std::pair<double, std::string>> mean_scales_;  // of layers
 };
 
 }  // namespace
@@ -223,6 +274,7 @@ ValueCounts count_values(DType dtype, std::span<const std::byte> bytes) {
       counts.num_infinite += std::isinf(value);
       counts.num_negative += value < 0.0f;
       counts.num_zero += value == 0.0f;
+      if (std::isfinite(value)) counts.magnitude += static_cast<double>(magnitude);
       counts.num_largest += dtype == DType::F16 && magnitude == kLargestF16;
       counts.num_subnormal += dtype == DType::F16 && magnitude > 0.0f && magnitude < kSmallestNormalF16;
       if (value > 0.0f && (counts.smallest == 0.0f || value < counts.smallest)) counts.smallest = value;

@@ -17,6 +17,7 @@ struct ValueCounts {
   int64_t num_largest = 0;    // of the magnitude 65504, in F16
   int64_t num_subnormal = 0;  // in F16, and not 0
   float smallest = 0.0f;      // of the positive values; 0: there is none
+  double magnitude = 0.0;     // the sum of the magnitudes of finite values
   bool are_finite() const { return num_nan == 0 && num_infinite == 0; }
 };
 // `dtype` may be F32, F16, BF16, F64, F8_E4M3 or F8_E8M0. Throws what convert_to_float throws.

@@ -163,6 +163,7 @@ class Admission {
     }
     patient_.file_of_tensor = index.file_of_tensor;
     patient_.total_size = index.total_size.value_or(-1.0);
+    patient_.odd_total_size = index.odd_total_size;
     std::set<std::string> names;
     for (const auto& [tensor, file] : index.file_of_tensor) names.insert(file);
     std::vector<fs::path> paths;

@@ -38,6 +38,7 @@ struct Patient {
   std::map<std::string, StoredTensor> tensors;        // by the names in the files
   std::map<std::string, std::string> file_of_tensor;  // the index's; empty for a single file
   double total_size = -1.0;                           // the index's; -1: it says none
+  std::string odd_total_size;                         // what the index says in place of a number
   TensorTable table;                                  // by the names of the description
   bool has_table = false;                             // false: there is no description, or the names are mixed up
   InputFiles inputs;                                  // all that was read

@@ -89,7 +89,12 @@ WeightIndex read_weight_index(const fs::path& directory) {
   const auto metadata = json.find("metadata");
   if (metadata == json.end() || !metadata->is_object()) return index;
   const auto size = metadata->find("total_size");
-  if (size != metadata->end() && size->is_number()) index.total_size = size->get<double>();
+  if (size == metadata->end()) return index;
+  if (size->is_number()) {
+    index.total_size = size->get<double>();
+  } else {
+    index.odd_total_size = json_text(*size);
+  }
   return index;
 }
 

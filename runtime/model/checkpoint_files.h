@@ -28,6 +28,7 @@ struct WeightFiles {
 struct WeightIndex {
   std::map<std::string, std::string> file_of_tensor;  // plain names of .safetensors files
   std::optional<double> total_size;                   // bytes of all tensors; none if it is missing or no number
+  std::string odd_total_size = {};                    // what stands there in place of a number, as JSON
 };
 // Throws std::runtime_error for a file that is not an index or leads out of the directory. The files that it names may
 // be missing.
