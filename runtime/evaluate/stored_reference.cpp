@@ -3,23 +3,62 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "runtime/system/interrupt.h"
+#include "runtime/system/sha256.h"
+
 namespace pare::runtime {
 namespace {
 
 constexpr const char *kHidden = "hidden", *kHead = "head", *kHeadBias = "head_bias", *kIds = "ids",
-                     *kFirstScored = "first_scored", *kSoftcap = "softcap";
+                     *kFirstScored = "first_scored", *kSoftcap = "softcap", *kChecksum = "sha256";
+constexpr int64_t kChecksumBytes = 64;  // of the digits
 
 template <typename T>
 T only_value(const TensorView& tensor) {
   T value;
   std::memcpy(&value, tensor.data.data(), sizeof(T));
   return value;
+}
+
+// One line of what the checksum is of.
+std::string checksum_line(const std::string& name, DType dtype, const std::vector<int64_t>& shape,
+                          const std::string& sha256) {
+  return name + ' ' + std::string(dtype_name(dtype)) + ' ' + shape_text(shape) + ' ' + sha256 + '\n';
+}
+
+// Throws std::runtime_error unless the tensors are those of the file's checksum.
+void check_sums(const SafetensorsFile& file, const std::filesystem::path& path) {
+  const auto stored = file.tensors().find(kChecksum);
+  if (stored == file.tensors().end()) {
+    throw std::runtime_error(path.string() +
+                             ": it has no checksum, as files of older versions: measure the reference again with "
+                             "--store");
+  }
+  require_tensor(&stored->second, path.string() + ": " + kChecksum, DType::U8, {kChecksumBytes});
+  std::string lines;
+  for (const auto& [name, tensor] : file.tensors()) {
+    if (name == kChecksum) continue;
+    Sha256 sum;
+    constexpr size_t kPiece = size_t{1} << 24;
+    for (size_t begin = 0; begin < tensor.data.size(); begin += kPiece) {
+      throw_if_interrupted();
+      sum.update(tensor.data.subspan(begin, std::min(kPiece, tensor.data.size() - begin)));
+    }
+    lines += checksum_line(name, tensor.dtype, tensor.shape, sum.hex());
+  }
+  const std::string found = sha256_hex(std::as_bytes(std::span(lines)));
+  const std::span<const std::byte> expected = stored->second.data;
+  if (std::ranges::equal(std::as_bytes(std::span(found)), expected)) return;
+  throw std::runtime_error(path.string() + ": damaged: the checksum of its tensors is " + found + ", and it says " +
+                           std::string(reinterpret_cast<const char*>(expected.data()), expected.size()) +
+                           ": measure the reference again with --store");
 }
 
 // The head's weight as a tensor: as it is stored, or expanded to float32.
@@ -73,6 +112,7 @@ StoredReference StoredReference::open(const std::filesystem::path& path) {
   if (!std::isfinite(result.softcap_) || result.softcap_ < 0.0f) {
     throw std::runtime_error(path.string() + ": the softcap of the logits is no number from 0 on");
   }
+  check_sums(result.file_, path);
   for (const char* name : {kHidden, kHead}) {
     if (first_not_finite(result.tensor(name)) >= 0) {
       throw std::runtime_error(path.string() + ": '" + name + "' holds a value that is not finite");
@@ -148,6 +188,7 @@ void store_reference(const std::filesystem::path& path, const Checkpoint& model,
   const float softcap = model.description().logit_softcap;
   const int64_t num_scored = windows.num_tokens - 1 - first_scored;
   std::vector<StreamedTensor> tensors;
+  std::map<std::string, std::string> lines;  // of the checksum, by name
   const auto add = [&](const char* name, DType dtype, std::vector<int64_t> shape, std::span<const std::byte> bytes) {
     tensors.push_back({name, dtype, std::move(shape), [bytes](const ByteSink& sink) { sink(bytes); }});
   };
@@ -159,6 +200,24 @@ void store_reference(const std::filesystem::path& path, const Checkpoint& model,
   // The model runs while its states are written: they need no room in memory.
   tensors.push_back({kHidden, DType::F32, {windows.num_windows, num_scored, weight.num_in}, [&](const ByteSink& sink) {
                        score([&](std::span<const float> hidden_SE) { sink(std::as_bytes(hidden_SE)); });
+                     }});
+  for (StreamedTensor& tensor : tensors) {
+    tensor.produce = [&lines, name = tensor.name, dtype = tensor.dtype, shape = tensor.shape,
+                      produce = std::move(tensor.produce)](const ByteSink& sink) {
+      Sha256 sum;
+      produce([&](std::span<const std::byte> bytes) {
+        sum.update(bytes);
+        sink(bytes);
+      });
+      lines[name] = checksum_line(name, dtype, shape, sum.hex());
+    };
+  }
+  // Bytes lie behind all wider types, so that this is written last.
+  tensors.push_back({kChecksum, DType::U8, {kChecksumBytes}, [&](const ByteSink& sink) {
+                       std::string all;
+                       for (const auto& [name, line] : lines) all += line;
+                       const std::string sum = sha256_hex(std::as_bytes(std::span(all)));
+                       sink(std::as_bytes(std::span(sum)));
                      }});
   write_safetensors(path, std::move(tensors));
 }

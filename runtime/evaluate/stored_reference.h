@@ -9,6 +9,8 @@
 //   ids           I32 [N, T]                the windows
 //   first_scored  I64 [1]
 //   softcap       F32 [1]                   of the logits; 0: none
+//   sha256        U8 [64]                   the digits of the SHA-256 of lines, one for each other tensor in the order
+//                                           of names: "hidden F32 [2, 3, 4] SHA-256 of its bytes"
 #pragma once
 
 #include <cstdint>
@@ -26,7 +28,8 @@ namespace pare::runtime {
 
 class StoredReference {
  public:
-  // Throws std::runtime_error (path, tensor, expected, found) for anything but such a file.
+  // Reads all of it. Throws std::runtime_error (path, tensor, expected, found) for anything but such a file, also for
+  // one that was damaged; Interrupted.
   static StoredReference open(const std::filesystem::path& path);
 
   // Throws std::invalid_argument unless the file was made for these windows and this vocabulary.

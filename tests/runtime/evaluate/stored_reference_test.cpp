@@ -3,10 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 
 #include "runtime/evaluate/perplexity.h"
+#include "runtime/files/safetensors.h"
+#include "runtime/system/atomic_file.h"
 #include "tests/expect_error.h"
 #include "tests/places.h"
 #include "tests/runtime/engine/tiny_models.h"
@@ -98,6 +101,40 @@ TEST_F(StoredReferences, OfOtherFilesAreRefused) {
   expect_error<std::invalid_argument>([&] { check_can_store(folder_.path() / "there"); }, {"the file exists"});
   expect_error<std::invalid_argument>([&] { check_can_store(folder_.path() / "no" / "x"); }, {"there is no folder"});
   check_can_store(folder_.path() / "new");
+}
+
+// One bit of a value would be another comparison, and no other check sees it.
+TEST_F(StoredReferences, ThatWereDamagedAreRefused) {
+  const Checkpoint checkpoint = Checkpoint::open(std::string(kSourceFolder) + "/calibration_data/stories260k");
+  const std::filesystem::path path = store(checkpoint, windows_for(checkpoint.description(), 2, 8));
+  StoredReference::open(path);
+  const SafetensorsFile whole = SafetensorsFile::open(path);
+  const std::string bytes = read_text_file(path);
+  const auto* const begin = reinterpret_cast<const std::byte*>(bytes.data());
+  size_t end_of_header = bytes.size();
+  const std::byte* first = whole.tensors().begin()->second.data.data();
+  for (const auto& [name, tensor] : whole.tensors()) {
+    end_of_header -= tensor.data.size();
+    first = std::min(first, tensor.data.data());
+  }
+  for (const char* const name : {"hidden", "head", "sha256"}) {
+    SCOPED_TRACE(name);
+    const TensorView& tensor = whole.tensors().at(name);
+    std::string damaged = bytes;
+    const size_t middle = static_cast<size_t>(tensor.data.data() - first) + tensor.data.size() / 2;
+    ASSERT_EQ(begin[end_of_header + middle], tensor.data[tensor.data.size() / 2]);
+    damaged[end_of_header + middle] ^= 1;
+    write_file_atomically(folder_.path() / "damaged", damaged);
+    expect_error<std::runtime_error>([&] { StoredReference::open(folder_.path() / "damaged"); },
+                                     {"damaged", "checksum", "--store"});
+  }
+  // A file of an earlier version.
+  std::vector<NamedTensor> tensors;
+  for (const auto& [name, tensor] : whole.tensors()) {
+    if (name != "sha256") tensors.push_back({name, tensor.dtype, tensor.shape, tensor.data});
+  }
+  write_safetensors(folder_.path() / "old", std::move(tensors));
+  expect_error<std::runtime_error>([&] { StoredReference::open(folder_.path() / "old"); }, {"no checksum", "--store"});
 }
 
 // A model that fails half-way leaves no file.
