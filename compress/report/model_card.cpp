@@ -212,6 +212,41 @@ std::string layer_table(const Json& manifest) {
   return table + "\n";
 }
 
+// Returns where the path ends that begins at `begin`. In a recipe, words that lead on to another folder belong to it.
+size_t end_of_path(std::string_view text, size_t begin, bool is_recipe) {
+  const char before = begin == 0 ? '\n' : text[begin - 1];
+  if (before == '"' || before == '\'')
+    return std::min(text.find_first_of(std::string{before, '\n'}, begin), text.size());
+  const size_t limit = std::min(text.find_first_of(",}])'\"\n#", begin), text.size());
+  size_t end = std::min(text.find_first_of(is_recipe ? " \t" : " \t:", begin), limit);
+  for (size_t word = end; is_recipe && word < limit;) {
+    const size_t first = std::min(text.find_first_not_of(" \t", word), limit);
+    word = std::min(text.find_first_of(" \t", first), limit);
+    if (first == limit || text[first] == '/') break;
+    if (text.substr(first, word - first).find('/') != std::string_view::npos) end = word;
+  }
+  return end;
+}
+
+// Puts the last name in the place of each path from the root: a card is for others, to whom folders of this machine say
+// nothing.
+std::string with_names_for_paths(std::string_view text, bool is_recipe) {
+  std::string result;
+  for (size_t at = 0; at < text.size();) {
+    const bool is_first = at == 0 || std::string_view(" \t\n'\"[{(,=").find(text[at - 1]) != std::string_view::npos;
+    const bool is_path = text[at] == '/' && is_first && at + 1 < text.size() && text[at + 1] != '/';
+    const size_t end = is_path ? end_of_path(text, at, is_recipe) : at + 1;
+    std::string_view part = text.substr(at, end - at);
+    if (is_path) {
+      while (part.ends_with('/')) part.remove_suffix(1);
+      part.remove_prefix(part.find_last_of('/') == std::string_view::npos ? 0 : part.find_last_of('/') + 1);
+    }
+    result += part;
+    at = end;
+  }
+  return result;
+}
+
 std::string what_was_done(const Json& manifest, const std::string& manifest_name) {
   const std::string recipe = text_of(manifest, "recipe");
   std::string text = "## What was done\n\n" + passes_in_words(recipe, manifest_name);
@@ -232,11 +267,13 @@ std::string what_was_done(const Json& manifest, const std::string& manifest_name
             counted(training.at("tokens").get<int64_t>(), "token") + "; the values of step " +
             std::to_string(training.at("kept_step").get<int64_t>()) + " are kept.\n\n";
   }
-  text += "The recipe:\n\n" + markdown_code(recipe, "yaml") + "\n";
+  text += "The recipe:\n\n" + markdown_code(with_names_for_paths(recipe, /*is_recipe=*/true), "yaml") + "\n";
   const Json& events = manifest.at("events");
   if (!events.empty()) {
     std::string lines;
-    for (const Json& event : events) lines += event.get<std::string>() + "\n";
+    for (const Json& event : events) {
+      lines += with_names_for_paths(event.get<std::string>(), /*is_recipe=*/false) + "\n";
+    }
     text += "What went other than planned:\n\n" + markdown_code(lines, "text") + "\n";
   }
   return text;

@@ -167,6 +167,12 @@ TEST_F(ModelCards, TakesThePlaceOfTheSourcesCard) {
     "pipeline_tag": "text-generation",
     "tags": ["stories", "a: b", "pare", "rtn", "4-bit", "compressed-tensors"]})"));
   const std::string text = card.at("text");
+  // Folders of this machine are nobody's business.
+  for (const std::string& folder : {folder_.path().string(), std::string(kSourceFolder)}) {
+    EXPECT_EQ(card_of("out").find(folder), std::string::npos) << text;
+  }
+  EXPECT_NE(text.find("model: model\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("{text: stories.txt, context: 64, windows: 2}"), std::string::npos) << text;
   for (const char* part : {"# tiny-llamas, 4 bits by rtn", "(https://huggingface.co/karpathy/tiny-llamas)",
                            "[README.source.md](README.source.md)", "apache-2.0", "- rtn: {bits: 4, group_size: -1}",
                            "vllm serve", "AutoModelForCausalLM", "pare generate", "What was not measured"}) {
