@@ -369,9 +369,14 @@ void report_on_runs(const pare::runtime::Arguments& arguments, pare::runtime::Co
   std::vector<std::filesystem::path> folders;
   for (size_t i = 0; i < arguments.num_positionals(); ++i) folders.emplace_back(arguments.positional(i));
   const std::filesystem::path page = arguments.given("out") ? arguments.text("out") : "";
+  if (!page.empty() && page.extension() != ".html") {
+    throw pare::runtime::WrongUsage("--out '" + page.string() +
+                                    "': expected the name of a page, which ends in .html; --markdown prints a table");
+  }
   if (!page.empty() && pare::runtime::is_there(page)) {
     throw std::invalid_argument("'" + page.string() + "' is there already: give --out another name, or remove it");
   }
+  if (!page.empty()) pare::runtime::refuse_output_in_artifact(page);
   const pare::compress::FoundRuns found = pare::compress::find_runs(folders);
   for (const std::string& line : found.skipped) console.progress().print("report: " + line);
   console.set_result(pare::compress::runs_json(found));

@@ -338,6 +338,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   const at::NoGradGuard no_grad;
   check_options(options);
   check_can_be_made(output);
+  runtime::refuse_output_in_artifact(output);
   UnfinishedStore::check_output_is_free(
       output, options.dry_run ? runtime::PartialOutput::Leftovers::stay : runtime::PartialOutput::Leftovers::go);
   const int num_threads = options.num_threads > 0 ? options.num_threads : omp_get_max_threads();

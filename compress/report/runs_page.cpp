@@ -87,6 +87,7 @@ std::optional<Json> benchmark_of(const fs::path& place, const Json& report) {
 }
 
 std::vector<RunFigures> figures_of(const fs::path& folder) {
+  runtime::require_listed_files(folder);
   const auto read = [&](const char* name) {
     const std::string text = runtime::read_text_file(folder / name);
     if (runtime::check_seal(text) == runtime::Seal::broken) {
@@ -247,7 +248,9 @@ FoundRuns find_runs(const std::vector<fs::path>& folders) {
       const std::vector<RunFigures> runs = figures_of(folder);
       found.runs.insert(found.runs.end(), runs.begin(), runs.end());
     } catch (const std::exception& error) {
-      skip(folder, error.what());
+      std::string why = error.what();
+      std::ranges::replace(why, '\n', ' ');
+      skip(folder, why);
     }
   };
   for (const fs::path& folder : folders) {

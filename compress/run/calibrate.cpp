@@ -90,6 +90,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
     throw std::runtime_error("output '" + output.string() + "' exists: remove it or choose another");
   }
   check_can_be_made(output);
+  runtime::refuse_output_in_artifact(output);
   if (!options.imatrix.empty()) {
     if (fs::weakly_canonical(options.imatrix) == fs::weakly_canonical(output)) {
       throw std::invalid_argument("--imatrix: '" + output.string() +
@@ -97,6 +98,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
     }
     runtime::PartialOutput::check_is_free(options.imatrix, runtime::PartialOutput::Leftovers::stay);
     check_can_be_made(options.imatrix);
+    runtime::refuse_output_in_artifact(options.imatrix);
   }
   const PlainSource directory(model_path, /*unpacks=*/true, progress);
   const runtime::Checkpoint checkpoint = runtime::Checkpoint::open(directory.path());

@@ -146,6 +146,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, runtime::Progre
                                 "': 'sweep' makes many recipes of one: run them with 'pare sweep', or leave it out");
   }
   const fs::path output = runtime::output_place(chosen(options.output, recipe.output, "output", "output", "--out"));
+  runtime::refuse_output_in_artifact(output);
   std::vector<Recipe> phases = phases_of(recipe);
   Workplace::check_output_is_free(
       output, options.dry_run ? runtime::PartialOutput::Leftovers::stay : runtime::PartialOutput::Leftovers::go);

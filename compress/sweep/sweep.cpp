@@ -62,7 +62,8 @@ std::string one_line(std::string text) {
   return text;
 }
 
-// What is at the place of a point's result. Throws std::invalid_argument unless it is nothing, or the point's.
+// What is at the place of a point's result. Throws std::invalid_argument unless it is nothing, or the point's and whole
+// (runtime/commands/artifact_files.h: require_listed_files).
 bool is_made(const Point& point) {
   if (!runtime::is_there(point.output)) return false;
   const std::string place = "'" + point.output.string() + "'";
@@ -71,7 +72,15 @@ bool is_made(const Point& point) {
                                 "output");
   }
   const nlohmann::json recipe = runtime::manifest_member(point.output, "recipe");
-  if (recipe.is_string() && recipe.get<std::string>() == point.text.recipe) return true;
+  if (recipe.is_string() && recipe.get<std::string>() == point.text.recipe) {
+    try {
+      runtime::require_listed_files(point.output);
+    } catch (const std::runtime_error& error) {
+      throw std::invalid_argument("point " + point.text.name + ": " + one_line(error.what()) +
+                                  "; for the sweep to make it again, remove " + place);
+    }
+    return true;
+  }
   throw std::invalid_argument(place +
                               " was made by another recipe than the sweep has now for this point: remove it, "
                               "or give another output");
@@ -201,6 +210,7 @@ SweepResult sweep(const fs::path& file, const RunOptions& options, runtime::Prog
   const SweepPoints texts = sweep_points(read_recipe_text(file), file);
   // The folder stands in the recipe as any run's output does.
   const fs::path output = runtime::output_place(chosen(options.output, texts.output, "output", "output", "--out"));
+  runtime::refuse_output_in_artifact(output);
   if (runtime::is_there(output) && !fs::is_directory(output)) {
     throw std::invalid_argument("'" + output.string() + "' is no folder: give the sweep another output");
   }

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "runtime/files/safetensors.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
@@ -212,7 +213,12 @@ void require_listed_files(const fs::path& directory) {
   if (!is_there(manifest)) return;
   std::vector<std::string> problems;
   for (const auto& [name, digest] : listed_outputs(manifest, read_text_file(manifest))) {
-    check_is_there(directory, name, problems);
+    if (!check_is_there(directory, name, problems) || !name.ends_with(".safetensors")) continue;
+    try {
+      SafetensorsFile::open(directory / name);
+    } catch (const std::runtime_error& error) {
+      problems.push_back(error.what());
+    }
   }
   require_none(directory, problems, "");
 }
@@ -230,6 +236,17 @@ void require_listed_hashes(const fs::path& directory, const std::map<std::string
     result.problems.push_back(changed(directory / name, digest, found->second));
   }
   require_none(directory, result.problems, "");
+}
+
+void refuse_output_in_artifact(const fs::path& output) {
+  std::error_code unknown;
+  fs::path place = fs::weakly_canonical(output, unknown);
+  if (unknown) place = fs::absolute(output);
+  for (fs::path folder = place.parent_path(); folder != folder.parent_path(); folder = folder.parent_path()) {
+    if (!is_there(folder / kManifestName)) continue;
+    throw std::invalid_argument("'" + output.string() + "' lies in the model's own folder '" + folder.string() +
+                                "', which would not be whole then: choose another");
+  }
 }
 
 }  // namespace pare::runtime

@@ -58,12 +58,17 @@ void require_whole_files(const std::filesystem::path& directory, const std::stri
 Checkpoint open_described(const std::filesystem::path& directory, const std::string& instead,
                           const std::function<void(int64_t, int64_t)>& progress = {});
 
-// Checks, without hashes, that all files that a pare.json in the folder lists are there. For callers that read a model
-// and do not check it otherwise: with half of a tokenizer's files missing, tokens would differ without any message.
+// Checks, without hashes, that all files that a pare.json in the folder lists are there, and that those of weights have
+// the size that their header asks for. For callers that read a model and do not check it otherwise: with half of a
+// tokenizer's files missing, tokens would differ without any message. Throws ErrorOfLines.
 void require_listed_files(const std::filesystem::path& directory);
 
 // Checks files that were hashed anyway (name -> SHA-256). If there is a pare.json beside them, the listed ones must
 // have its hashes, and all others that it lists must be there.
 void require_listed_hashes(const std::filesystem::path& directory, const std::map<std::string, std::string>& hashes);
+
+// Throws std::invalid_argument for an output in a folder that has a pare.json, or in one of its folders: the model
+// there would not be whole then.
+void refuse_output_in_artifact(const std::filesystem::path& output);
 
 }  // namespace pare::runtime

@@ -51,6 +51,7 @@ constexpr int64_t kWindowTokens = 512;  // for tokenize --windows
 void run_import(const Arguments& arguments, Console& console) {
   const std::filesystem::path source = arguments.positional(0), output = output_place(arguments.positional(1));
   const Clock::time_point start = Clock::now();
+  refuse_output_in_artifact(output);
   ImportOptions options;
   if (arguments.given("tokenizer")) options.tokenizer = arguments.text("tokenizer");
   keep_as_private_as(import_inputs(source, options), output);
@@ -91,6 +92,8 @@ void write_token_windows(const Arguments& arguments, Console& console) {
   if (is_cut && arguments.given("tokens")) {
     throw WrongUsage("--tokens: the windows of '" + text.string() + "' are used as they are: leave it out");
   }
+  refuse_output_in_artifact(output);
+  refuse_output_inside(output, model);
   keep_as_private_as({model, text}, output);
   const Tokenizer tokenizer = open_tokenizer(model);
   const TokenWindows windows =

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/commands/artifact_files.h"
 #include "runtime/commands/command_parts.h"
 #include "runtime/commands/small_files.h"
 #include "runtime/doctor/examine.h"
@@ -71,6 +72,7 @@ void run_doctor(const Arguments& arguments, Console& console) {
     output = output_place(arguments.text("repair"));
     PartialOutput::check_is_free(output, PartialOutput::Leftovers::stay);
     refuse_output_inside(output, path);
+    refuse_output_in_artifact(output);
     keep_as_private_as({path, original_path}, output);
   }
   std::shared_ptr<const Checkpoint> original;

@@ -6,10 +6,12 @@
 #include <stdexcept>
 #include <utility>
 
+#include "runtime/commands/artifact_files.h"
 #include "runtime/commands/command_parts.h"
 #include "runtime/commands/option_table.h"
 #include "runtime/evaluate/evaluation.h"
 #include "runtime/system/memory_usage.h"
+#include "runtime/system/partial_output.h"
 #include "runtime/system/private_files.h"
 #include "runtime/system/visible_text.h"
 
@@ -173,6 +175,9 @@ void run_eval(const Arguments& arguments, Console& console) {
   take_options(arguments, row, *options);
 
   if (const std::string written = options->written_file(); !written.empty()) {
+    refuse_output_in_artifact(output_place(written));
+    refuse_output_inside(written, arguments.positional(0));
+    if (options->reference) refuse_output_inside(written, arguments.text(kReference));
     keep_as_private_as({arguments.positional(0), options->data}, written);
   }
 

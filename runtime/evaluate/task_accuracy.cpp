@@ -389,13 +389,15 @@ std::string TaskOptions::help(std::string_view key) const {
 
 std::unique_ptr<Measurement> TaskOptions::read(EvaluationSource& source) const {
   if (num_shots > 0 && shots_file.empty()) {
-    throw std::invalid_argument(std::to_string(num_shots) +
-                                " shots need a file of solved examples (shots_file): the training set, or the "
-                                "development set of mmlu");
+    throw std::invalid_argument(
+        std::to_string(num_shots) +
+        " shots need a file of solved examples (--shots-file; in a recipe shots_file): the training set, or the "
+        "development set of mmlu");
   }
   if (num_shots == 0 && !shots_file.empty()) {
     throw std::invalid_argument(
-        "shots_file is given and no shots are asked for: say how many (shots), or leave it out");
+        "a file of examples is given (--shots-file; in a recipe shots_file) and no shots are asked for: say how many "
+        "(shots), or leave it out");
   }
   std::vector<TaskDocument> documents = read_task_documents(task, data, limit), examples;
   if (num_shots > 0) examples = read_task_documents(task, shots_file, 0);

@@ -122,6 +122,14 @@ TEST_F(ReportPages, SeveralRunsStandBesideOneAnother) {
   const Outcome again = run_pare({"report", (folder_ / "two").string(), "--out", (folder_ / "page.html").string()});
   EXPECT_EQ(again.status, 1);
   EXPECT_NE(again.err.find("is there already"), std::string::npos) << again.err;
+  const Outcome table = run_pare({"report", (folder_ / "two").string(), "--out", (folder_ / "page.txt").string()});
+  EXPECT_EQ(table.status, 2);
+  EXPECT_NE(table.err.find("ends in .html"), std::string::npos) << table.err;
+  EXPECT_FALSE(fs::exists(folder_ / "page.txt"));
+  const Outcome inside =
+      run_pare({"report", (folder_ / "two").string(), "--out", (folder_ / "two" / "p.html").string()});
+  EXPECT_EQ(inside.status, 1);
+  EXPECT_NE(inside.err.find("lies in the model's own folder"), std::string::npos) << inside.err;
   for (const char* empty : {"results/nothing", "missing"}) {
     const Outcome none = run_pare({"report", (folder_ / empty).string()});
     EXPECT_EQ(none.status, 1) << none.out;

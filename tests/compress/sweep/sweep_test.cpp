@@ -238,6 +238,32 @@ TEST_F(Sweeps, AKilledOneGoesOnWhereItWas) {
   }
 }
 
+// A result whose weights are gone, or cut off, is none.
+TEST_F(Sweeps, DamagedResultsAreNamed) {
+  const std::string yaml = recipe("{gptq.bits: [3, 8]}");
+  ASSERT_EQ(sweep(yaml, "out").status, 0);
+  const fs::path weights = folder_ / "out" / "bits-3" / "model.safetensors";
+  const auto expect_named = [&](const std::string& what) {
+    const Outcome again = sweep(yaml, "out");
+    EXPECT_EQ(again.status, 1);
+    for (const std::string& word : {std::string("point bits-3"), std::string("damaged"), what, std::string("remove")}) {
+      EXPECT_NE(again.err.find(word), std::string::npos) << word << again.err;
+    }
+    const Outcome report = run_pare({"report", (folder_ / "out").string()});
+    EXPECT_EQ(report.status, 0) << report.err;
+    EXPECT_EQ(report.out.find("bits-3"), std::string::npos) << report.out;
+    EXPECT_NE(report.out.find("bits-8"), std::string::npos) << report.out;
+    EXPECT_NE(report.err.find(what), std::string::npos) << report.err;
+  };
+  fs::resize_file(weights, fs::file_size(weights) - 1);
+  expect_named("a truncated file");
+  fs::remove(weights);
+  expect_named("model.safetensors: listed in pare.json, but missing");
+  fs::remove_all(weights.parent_path());
+  EXPECT_EQ(sweep(yaml, "out").status, 0);
+  EXPECT_EQ(run_pare({"verify", weights.parent_path().string()}).status, 0);
+}
+
 TEST_F(Sweeps, AFailingPointLosesNoOther) {
   const std::string yaml = recipe("{gptq.bits: [2, 8]}", "fail_if: {kl: 0.05}\n");
   const Outcome outcome = sweep(yaml, "out");

@@ -66,6 +66,27 @@ TEST_F(ArtifactFiles, EvalAndGenerateFindFlippedBits) {
 }
 
 // A file that the model does not read changes nothing. A file that it would read is refused.
+// An output among a model's files would make it another model, which verify refuses.
+TEST_F(ArtifactFiles, OutputsGoElsewhere) {
+  const std::string model = model_.string(), inside = (model_ / "new").string(),
+                    deeper = (model_ / "folder" / "new").string(), other = family_path("llama_gqa_untied").string();
+  std::filesystem::create_directory(model_ / "folder");
+  for (const std::string& place : {inside, deeper}) {
+    // The model's own folder, and that of a model which the command does not read.
+    for (const std::string& of : {model, other}) {
+      expect_failure("eval " + of + " --text " + npy_ + " --store " + place, 1, {"lies in the model's own folder"});
+    }
+    expect_failure("tokenize " + model + " --text " + text_.string() + " --tokens 16 --windows " + place + ".npy", 1,
+                   {"lies in the model's own folder"});
+    expect_failure("doctor " + other + " --repair " + place, 1, {"lies in the model's own folder"});
+    EXPECT_FALSE(std::filesystem::exists(place));
+  }
+  // A folder without pare.json is a model's as well.
+  std::filesystem::remove(model_ / "pare.json");
+  expect_failure("eval " + model + " --text " + npy_ + " --store " + inside, 1, {"lies in the model's own folder"});
+  EXPECT_EQ(run("eval " + model + " --text " + npy_ + " --store " + (folder_.path() / "new").string()).status, 0);
+}
+
 TEST_F(ArtifactFiles, EvalTakesNotesBesideTheModelAndNoWeights) {
   std::ofstream(model_ / "README.md") << "notes";
   const std::string eval = "eval " + model_.string() + " --text " + npy_;
