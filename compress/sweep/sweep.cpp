@@ -6,6 +6,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "compress/artifact/workplace.h"
 #include "compress/predict/prediction.h"
 #include "compress/recipe/recipe.h"
 #include "compress/recipe/recipe_inputs.h"
@@ -60,6 +61,15 @@ std::string one_line(std::string text) {
     text.replace(at, end - at, end == text.size() ? "" : "; ");
   }
   return text;
+}
+
+// Removes what a run that was killed after its last rename has left beside its result. A run's own check does so, and
+// then says that the output exists.
+void remove_remains(const fs::path& output) {
+  try {
+    Workplace::check_output_is_free(output, runtime::PartialOutput::Leftovers::go);
+  } catch (const std::runtime_error&) {  // the output exists, as it should
+  }
 }
 
 // What is at the place of a point's result. Throws std::invalid_argument unless it is nothing, or the point's and whole
@@ -267,6 +277,7 @@ SweepResult sweep(const fs::path& file, const RunOptions& options, runtime::Prog
     const Point& point = points[i];
     const std::string of = "point " + std::to_string(i + 1) + " of " + std::to_string(points.size()) + ": ";
     progress.print("sweep: " + of + point.text.name + (point.is_made ? ", made already" : ""));
+    if (point.is_made) remove_remains(point.output);
     const std::string failure = point.is_made ? "" : run_point(point, options, progress);
     Json row = {{"name", point.text.name},
                 {"output", point.output.string()},
