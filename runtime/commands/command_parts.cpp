@@ -244,7 +244,8 @@ ModelLoader::ModelLoader(const Arguments& arguments)
       activations_(activations_of(arguments)),
       backend_(make_backend(options_)) {}
 
-void ModelLoader::check_memory(const Checkpoint& checkpoint, const DeviceWorkload& workload) const {
+void ModelLoader::check_workload(const Checkpoint& checkpoint, const DeviceWorkload& workload) const {
+  require_activations(checkpoint, activations_);
   DeviceWorkload here = workload;
   here.on_host = options_.device == ComputeDevice::cpu;
   const MemoryNeed need = memory_need(checkpoint, here);
@@ -261,8 +262,7 @@ void ModelLoader::require(std::span<const MemoryNeed> needs) const {
 
 Transformer ModelLoader::load(const Checkpoint& checkpoint, Console& console) const {
   const auto progress = stage(console, "load " + checkpoint.directory().string(), "blocks");
-  require_activations(checkpoint, activations_);
-  return Transformer::load(checkpoint, *backend_, progress, change_of(activations_));
+  return load_in_mode(checkpoint, *backend_, progress, activations_);
 }
 
 }  // namespace pare::runtime

@@ -116,7 +116,8 @@ class ModelLoader {
   // Checks before models are loaded together that they fit the device, or the memory that this process may use
   // (runtime/engine/memory_need.h).
   void require(std::span<const MemoryNeed> needs) const;
-  void check_memory(const Checkpoint& checkpoint, const DeviceWorkload& workload) const;
+  // Does so for one model, and checks that --activations means something for it.
+  void check_workload(const Checkpoint& checkpoint, const DeviceWorkload& workload) const;
   // In the mode of --activations, where the command has that option.
   Transformer load(const Checkpoint& checkpoint, Console& console) const;
   ActivationMode activations() const { return activations_; }

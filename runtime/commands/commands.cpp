@@ -168,8 +168,8 @@ void run_bench(const Arguments& arguments, Console& console) {
   const ModelLoader loader(arguments);
   const ModelDirectory directory(arguments.positional(0));
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
-  loader.check_memory(checkpoint,
-                      bench_workload(checkpoint.description(), loader.options(), options, kv_bits(arguments)));
+  loader.check_workload(checkpoint,
+                        bench_workload(checkpoint.description(), loader.options(), options, kv_bits(arguments)));
   Transformer model = loader.load(checkpoint, console);
   use_bits(arguments, model);
   BenchResult result = bench(model, loader.options(), options, stage(console, "bench", "repetitions"));

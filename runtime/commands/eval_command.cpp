@@ -189,6 +189,8 @@ void run_eval(const Arguments& arguments, Console& console) {
   if (options->reference) named_reference.emplace(arguments.text(kReference), is_checked, instead, console);
   const Checkpoint* const reference = named_reference ? &named_reference->described() : nullptr;
   require_kind(model.described(), row.kind);
+  const ActivationMode activations = loader.activations();
+  require_activations(model.described(), activations);
   if (reference != nullptr) require_kind(*reference, row.kind);
   std::vector<std::string> events;
   EvaluationSource source(model.described(), reference, events);
@@ -199,8 +201,6 @@ void run_eval(const Arguments& arguments, Console& console) {
     loader.require(needs);
   }
   const Checkpoint& whole = model.whole();
-  const ActivationMode activations = activations_of(arguments);
-  require_activations(whole, activations);
   if (named_reference) named_reference->whole();
   EvaluatedModels models(whole, reference, loader.backend(), /*keeps_models=*/false, &console.progress(), activations);
   const std::unique_ptr<EvaluationResult> result = measurement->run(models, console.progress());

@@ -149,7 +149,7 @@ void continue_one(const Generating& run, const Prompt& prompt, Console& console)
   const Checkpoint& checkpoint = run.named.described();
   check_length(checkpoint.description(), static_cast<int64_t>(prompt.ids.size()), run.options.max_tokens);
   const auto num_tokens = static_cast<int64_t>(prompt.ids.size()) + run.options.max_tokens;
-  run.loader.check_memory(
+  run.loader.check_workload(
       checkpoint,
       {.num_rows = num_tokens, .num_tokens = num_tokens, .keeps_every_layer = true, .kv_bits = kv_bits(run.arguments)});
   Transformer model = run.loader.load(run.named.whole(), console);
@@ -228,11 +228,11 @@ void continue_all(const Generating& run, const std::vector<Prompt>& prompts, Con
     num_prompt_tokens += num_ids;
   }
   const int64_t num_lanes = lanes_at_once(checkpoint.description(), static_cast<int64_t>(requests.size()), longest);
-  run.loader.check_memory(checkpoint, {.num_rows = longest,
-                                       .num_tokens = longest,
-                                       .keeps_every_layer = true,
-                                       .kv_bits = kv_bits(run.arguments),
-                                       .num_texts = num_lanes});
+  run.loader.check_workload(checkpoint, {.num_rows = longest,
+                                         .num_tokens = longest,
+                                         .keeps_every_layer = true,
+                                         .kv_bits = kv_bits(run.arguments),
+                                         .num_texts = num_lanes});
   Transformer model = run.loader.load(run.named.whole(), console);
   use_bits(run.arguments, model);
   OrderedTexts texts(prompts, run.tokenizer, console);

@@ -10,6 +10,7 @@
 
 #include "runtime/cpu/divide_up.h"
 #include "runtime/cpu/rounding.h"
+#include "runtime/engine/activation_mode.h"
 
 namespace pare::runtime {
 namespace {
@@ -175,7 +176,7 @@ int64_t IntegerLinear::resident_bytes() const {
 }
 
 std::string IntegerLinear::kernel_name() const {
-  const std::string input = rounds_groups_ ? "a8group" : input_format_name(input_);
+  const std::string input = rounds_groups_ ? std::string(kGroupInputName) : input_format_name(input_);
   return "matmul_" + weight_names_ + "_" + input + "_" + std::string(kernels_.name);
 }
 

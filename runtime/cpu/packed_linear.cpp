@@ -164,8 +164,7 @@ void CpuPackedLinear::pack_quantized(const QuantizedWeight& weight, const std::s
   part.scales = std::move(panels.scales);
   part.zeros = std::move(panels.zeros);
   part.takes_digits = digit_kernels_ != nullptr && part.order == PanelOrder::outputs &&
-                      digit_kernels_->prepare[static_cast<int>(panels.format)] != nullptr &&
-                      panels.tensor_scale == 1.0f;
+                      digit_kernels_->prepare[static_cast<int>(panels.format)] != nullptr;
   InputLayout layout{.num_k = panels.num_k,
                      .group_len = panels.group_len,
                      .column_of_k = std::move(panels.column_of_k),

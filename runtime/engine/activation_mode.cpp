@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <stdexcept>
 #include <variant>
 
@@ -10,6 +11,19 @@ namespace {
 
 bool has_groups(const LinearWeights& weights) {
   return weights.input.type == InputType::int8 && weights.input.range == InputRange::block;
+}
+
+// True if such codes have kernels that multiply rounded groups.
+bool has_kernels(int bits, bool symmetric) {
+  return bits == 4 || (bits == 8 && symmetric);
+}
+
+[[noreturn]] void refuse_none(const Checkpoint& checkpoint) {
+  throw std::invalid_argument(
+      "--activations int8 rounds the inputs of linears whose weights are integers of 4 bits, or of 8 bits without "
+      "zeros, and " +
+      checkpoint.directory().string() +
+      " has none whose inputs are exact: leave the option out, or turn a .gguf into codes first with 'pare export'");
 }
 
 }  // namespace
@@ -27,7 +41,7 @@ std::string_view activation_mode_name(ActivationMode mode) {
 bool rounds_groups(const LinearWeights& weights) {
   const auto* const weight = std::get_if<QuantizedWeight>(&weights.weight);
   return weights.input.keeps_values() && weight != nullptr && weight->code->is_integer() &&
-         (weight->bits == 4 || (weight->bits == 8 && weight->symmetric)) && weight->pattern == SparsePattern{} &&
+         has_kernels(weight->bits, weight->symmetric) && weight->pattern == SparsePattern{} &&
          !weights.has_sparse_input;
 }
 
@@ -39,15 +53,13 @@ void require_activations(const Checkpoint& checkpoint, ActivationMode mode) {
   }
   for (const BlockDescription& block : checkpoint.description().blocks) {
     for (const LinearDescription& linear : block_linears(block)) {
-      const bool is_rounded = rounds_groups(checkpoint.linear(linear));
-      checkpoint.drop_pages(linear);
-      if (is_rounded) return;
+      const std::optional<PackScheme> scheme = checkpoint.stored_scheme(linear);
+      if (scheme && scheme->is_integer() && scheme->input.is_plain() && has_kernels(scheme->bits, scheme->symmetric)) {
+        return;
+      }
     }
   }
-  throw std::invalid_argument(
-      "--activations int8 rounds the inputs of linears whose weights are integers of 4 bits, or of 8 bits without "
-      "zeros, and " +
-      checkpoint.directory().string() + " has none whose inputs are exact: leave the option out");
+  refuse_none(checkpoint);
 }
 
 std::function<void(LinearWeights&)> change_of(ActivationMode mode) {
@@ -55,6 +67,15 @@ std::function<void(LinearWeights&)> change_of(ActivationMode mode) {
   return [](LinearWeights& weights) {
     if (rounds_groups(weights)) weights.input = {.type = InputType::int8, .range = InputRange::block};
   };
+}
+
+Transformer load_in_mode(const Checkpoint& checkpoint, Backend& backend,
+                         const std::function<void(int64_t, int64_t)>& progress, ActivationMode mode) {
+  Transformer model = Transformer::load(checkpoint, backend, progress, change_of(mode));
+  const std::vector<std::string> kernels = model.kernel_names();
+  const auto rounds = [](const std::string& name) { return name.find(kGroupInputName) != std::string::npos; };
+  if (mode != ActivationMode::exact && std::none_of(kernels.begin(), kernels.end(), rounds)) refuse_none(checkpoint);
+  return model;
 }
 
 void settle_groups(std::span<LinearWeights> parts) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/engine/transformer.h"
 #include "runtime/format/linear_weights.h"
 #include "runtime/model/checkpoint.h"
 
@@ -24,12 +25,20 @@ std::string_view activation_mode_name(ActivationMode mode);
 // True if int8 rounds the inputs of such a linear.
 bool rounds_groups(const LinearWeights& weights);
 
-// Checks, before a model is loaded, that the mode means something for it. For int8, throws std::invalid_argument for an
-// encoder and for a model without such linears, and what Checkpoint::linear throws: weights are read up to the first.
+// Checks, before any weight is read, that the mode means something for the model. For int8, throws
+// std::invalid_argument for an encoder and for a model whose files say that it has no such linears.
 void require_activations(const Checkpoint& checkpoint, ActivationMode mode);
 
 // Returns what Transformer::load takes as `change`; empty for `exact`. The CPU backend alone multiplies such linears.
 std::function<void(LinearWeights&)> change_of(ActivationMode mode);
+
+// Loads a model that runs in that mode. Throws what Transformer::load throws; for int8, std::invalid_argument if no
+// linear came to be rounded, so that no figure bears the mode's name without its effect.
+Transformer load_in_mode(const Checkpoint& checkpoint, Backend& backend,
+                         const std::function<void(int64_t, int64_t)>& progress, ActivationMode mode);
+
+// Stands in the names of kernels that round groups.
+inline constexpr std::string_view kGroupInputName = "a8group";
 
 // Linears that are packed together share their inputs: unless the mode rounds all of them, none is rounded.
 void settle_groups(std::span<LinearWeights> parts);

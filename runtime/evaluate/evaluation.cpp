@@ -47,8 +47,8 @@ Model& EvaluatedModels::loaded(const Checkpoint* checkpoint, std::optional<Model
     std::function<void(double, int64_t)> progress;
     if (loading_ != nullptr) progress = stage_of(*loading_, "load " + checkpoint->directory().string(), "blocks");
     if constexpr (std::is_same_v<Model, Transformer>) {
-      model = Model::load(*checkpoint, backend_, progress,
-                          checkpoint == &model_ ? change_of(activations_) : std::function<void(LinearWeights&)>{});
+      model =
+          load_in_mode(*checkpoint, backend_, progress, checkpoint == &model_ ? activations_ : ActivationMode::exact);
     } else {
       model = Model::load(*checkpoint, backend_, progress);
     }

@@ -39,19 +39,15 @@ struct CodesOfInt4 {
   }
 };
 
-inline void load_pairs(__m512i word, __m512i* codes) {
-  const __m512i low = _mm512_set1_epi8(0x03);
-  codes[0] = _mm512_and_si512(word, low);
-  codes[1] = _mm512_and_si512(_mm512_srli_epi16(word, 2), low);
-  codes[2] = _mm512_and_si512(_mm512_srli_epi16(word, 4), low);
-  codes[3] = _mm512_and_si512(_mm512_srli_epi16(word, 6), low);
-}
-
 struct CodesOfInt2 {
   static constexpr WeightFormat kFormat = WeightFormat::int2;
   static constexpr int kBits = 2, kSets = 4, kSetsAtOnce = 4;
   static void load(const uint8_t* unit, __m512i* codes) {
-    load_pairs(_mm512_xor_si512(_mm512_load_si512(unit), _mm512_set1_epi8(static_cast<char>(0xAA))), codes);
+    const __m512i word = _mm512_xor_si512(_mm512_load_si512(unit), _mm512_set1_epi8(static_cast<char>(0xAA)));
+#pragma GCC unroll 4
+    for (int set = 0; set < kSets; ++set) {
+      codes[set] = _mm512_and_si512(_mm512_srli_epi16(word, 2 * set), _mm512_set1_epi8(3));
+    }
   }
 };
 

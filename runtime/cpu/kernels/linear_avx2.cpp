@@ -1,9 +1,10 @@
 // AVX2 + FMA + F16C kernels of packed linears. linear_kernels.h gives the layout and each parameter's meaning.
 //
-// A panel is two halves of 8 outputs. DECODE: codes of 2 and 3 bits index a table of 8 values in a register (vpermps
-// reads the low 3 bits): shift, permute, FMA. Codes of 4 and 8 bits are moved to the top of their lane, zeros below,
-// and converted as signed integers. That gives the value times 2^28 or 2^24, exact in float32; the group's sum is
-// scaled back. 2:4: both 128-bit lanes hold a four of x, and vpermilps picks the kept one for each output.
+// A panel is two halves of 8 outputs. VALUES: codes of 2 and 3 bits index a table of 8 values in a register (vpermps
+// reads the low 3 bits). Codes of 4 and 8 bits are moved to the top of their lane, zeros below, and converted as signed
+// integers. That gives the value times 2^28 or 2^24, exact in float32; decode scales the group's sum back. Dense codes
+// of 2, 3 and 4 bits are decoded in digit_avx2.cpp alone. 2:4: both 128-bit lanes hold a four of x, and vpermilps picks
+// the kept one for each output.
 //
 // PREFILL: 6 rows x 16 outputs, 12 accumulators.
 //
@@ -262,9 +263,14 @@ void tile(const float* a, const float* b, int64_t num_k, const float* start, int
 }
 
 template <class Format>
+void add_prefill(LinearKernels& kernels) {
+  kernels.expand[static_cast<int>(Format::kFormat)] = expand<Format>;
+}
+
+template <class Format>
 void add_format(LinearKernels& kernels) {
+  add_prefill<Format>(kernels);
   const int format = static_cast<int>(Format::kFormat);
-  kernels.expand[format] = expand<Format>;
   kernels.gemv[format][0] = gemv<Format, 1>;
   kernels.gemv[format][1] = gemv<Format, 2>;
 }
@@ -277,9 +283,9 @@ LinearKernels make_kernels() {
   add_format<Bf16>(kernels);
   add_format<F16>(kernels);
   add_format<F32>(kernels);
-  add_format<Int2>(kernels);
-  add_format<Int3>(kernels);
-  add_format<Int4>(kernels);
+  add_prefill<Int2>(kernels);
+  add_prefill<Int3>(kernels);
+  add_prefill<Int4>(kernels);
   add_format<Int8>(kernels);
   add_format<Fp8>(kernels);
   add_format<Table4>(kernels);

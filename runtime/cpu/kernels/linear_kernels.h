@@ -178,9 +178,10 @@ inline constexpr int kMaxTileRows = 8;
 
 struct LinearKernels {
   int max_gemv_rows;
-  int tile_rows;                                     // rows of a full register tile
-  int tile_panels;                                   // panels of a register tile
-  GemvKernel gemv[kNumWeightFormats][kMaxGemvRows];  // [format][rows - 1]
+  int tile_rows;    // rows of a full register tile
+  int tile_panels;  // panels of a register tile
+  // [format][rows - 1]; null where decode has kernels of digits alone (digit_kernels.h)
+  GemvKernel gemv[kNumWeightFormats][kMaxGemvRows];
   ExpandKernel expand[kNumWeightFormats];
   TileKernel tile[kMaxTileRows];  // [rows - 1]
 };

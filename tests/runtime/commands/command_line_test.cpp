@@ -225,6 +225,12 @@ TEST_F(PareRuntime, PromptsAndTokensThatDoNotFitAreNamed) {
 TEST_F(PareRuntime, FailuresExitWith1AndSayWhat) {
   expect_failure("eval " + (folder_.path() / "none").string() + " --text " + npy_, 1, {"none"});
   expect_failure("eval " + model_.string() + " --text " + (folder_.path() / "none.txt").string(), 1, {"none.txt"});
+  expect_failure("bench " + model_.string() + " --activations int8", 1,
+                 {"--activations int8", "has none", "leave the option out"});
+  expect_failure("eval " + model_.string() + " --text " + npy_ + " --activations int8", 1, {"has none"});
+  expect_failure("generate " + model_.string() + " --prompt abc --max-tokens 2 --activations int8", 1, {"has none"});
+  expect_failure("bench " + model_.string() + " --activations int8 --device cuda", 2, {"--device cpu"});
+  expect_failure("bench " + model_.string() + " --activations int4", 2, {"--activations", "int4"});
   expect_failure("eval " + model_.string() + " --text " + npy_ + " --windows 3", 1, {"3 windows", "has 2"});
   expect_failure("eval " + model_.string() + " --text " + text_.string() + " --context 129 --json", 1, {"129", "128"});
   expect_failure("tokenize " + model_.string() + " --text " + npy_, 1, {".npy"});

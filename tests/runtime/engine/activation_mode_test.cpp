@@ -131,6 +131,11 @@ TEST(ActivationMode, IsRefusedForModelsWithoutSuchLinears) {
   EXPECT_NO_THROW(require_activations(dense, ActivationMode::exact));
   expect_error<std::invalid_argument>([&] { require_activations(dense, ActivationMode::int8); },
                                       {"--activations int8", "4 bits", "leave the option out"});
+  // Said of what is loaded too, so that no figure bears the mode's name without its effect.
+  const auto backend = make_cpu_backend(detect_isa(), 1);
+  EXPECT_NO_THROW(load_in_mode(dense, *backend, {}, ActivationMode::exact));
+  expect_error<std::invalid_argument>([&] { load_in_mode(dense, *backend, {}, ActivationMode::int8); },
+                                      {"--activations int8", "has none"});
   const Checkpoint encoder = Checkpoint::open(std::filesystem::path(kSourceFolder) / "tests/golden/encoders/bert_tiny");
   expect_error<std::invalid_argument>([&] { require_activations(encoder, ActivationMode::int8); },
                                       {"predict tokens", "embeddings"});
