@@ -18,12 +18,11 @@ bool has_kernels(int bits, bool symmetric) {
   return bits == 4 || (bits == 8 && symmetric);
 }
 
-[[noreturn]] void refuse_none(const Checkpoint& checkpoint) {
+[[noreturn]] void refuse_none() {
   throw std::invalid_argument(
       "--activations int8 rounds the inputs of linears whose weights are integers of 4 bits, or of 8 bits without "
-      "zeros, and " +
-      checkpoint.directory().string() +
-      " has none whose inputs are exact: leave the option out, or turn a .gguf into codes first with 'pare export'");
+      "zeros, and this model has none whose inputs are exact: leave the option out, or turn a .gguf into codes first "
+      "with 'pare export'");
 }
 
 }  // namespace
@@ -48,8 +47,8 @@ bool rounds_groups(const LinearWeights& weights) {
 void require_activations(const Checkpoint& checkpoint, ActivationMode mode) {
   if (mode == ActivationMode::exact) return;
   if (checkpoint.is_encoder()) {
-    throw std::invalid_argument("--activations int8 is for models that predict tokens, and " +
-                                checkpoint.directory().string() + " makes embeddings: leave the option out");
+    throw std::invalid_argument(
+        "--activations int8 is for models that predict tokens, and this one makes embeddings: leave the option out");
   }
   for (const BlockDescription& block : checkpoint.description().blocks) {
     for (const LinearDescription& linear : block_linears(block)) {
@@ -59,7 +58,7 @@ void require_activations(const Checkpoint& checkpoint, ActivationMode mode) {
       }
     }
   }
-  refuse_none(checkpoint);
+  refuse_none();
 }
 
 std::function<void(LinearWeights&)> change_of(ActivationMode mode) {
@@ -74,7 +73,7 @@ Transformer load_in_mode(const Checkpoint& checkpoint, Backend& backend,
   Transformer model = Transformer::load(checkpoint, backend, progress, change_of(mode));
   const std::vector<std::string> kernels = model.kernel_names();
   const auto rounds = [](const std::string& name) { return name.find(kGroupInputName) != std::string::npos; };
-  if (mode != ActivationMode::exact && std::none_of(kernels.begin(), kernels.end(), rounds)) refuse_none(checkpoint);
+  if (mode != ActivationMode::exact && std::none_of(kernels.begin(), kernels.end(), rounds)) refuse_none();
   return model;
 }
 
