@@ -14,7 +14,7 @@ using namespace runtime;
 namespace {
 
 // Of the command alone, or with the same meaning for every command.
-const std::set<std::string> kOfCommands = {"no-verify", "device", "threads", "isa"};
+const std::set<std::string> kOfCommands = {"no-verify", "device", "threads", "isa", "activations"};
 
 TEST(EvaluationOptions, OfRecipesAreThoseOfTheCommand) {
   std::set<std::string> of_recipes, of_command;
