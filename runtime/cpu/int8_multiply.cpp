@@ -53,6 +53,10 @@ struct Product {
   int64_t panel_bytes, panel_scale_bytes, panel_outlier_bytes;
   bool streams;
 
+  const Int8Tiles& tiles() const {
+    return weights.format == WeightFormat::int8 ? kernels.tiles_int8 : kernels.tiles_int4;
+  }
+
   Int8Weights panels_from(int64_t panel, int64_t end_panel) const {
     const PanelRun& run = weights.run;
     Int8Weights part = weights;
@@ -161,25 +165,26 @@ class RowBlock {
   RowBlock(const Product& product, int64_t begin_row, int64_t end_row)
       : product_(product),
         kernels_(product.kernels),
+        tiles_(product.tiles()),
         run_(product.weights.run),
         begin_row_(begin_row),
         num_rows_(end_row - begin_row),
-        padded_len_(round_up(run_.group_len, kernels_.k_unit)),
+        padded_len_(round_up(run_.group_len, tiles_.k_unit)),
         padded_k_(padded_len_ * run_.num_groups),
-        tile_outs_(kernels_.tile_panels * kPanel),
+        tile_outs_(tiles_.panels * kPanel),
         is_expanded_(product.weights.format == WeightFormat::int4 || padded_len_ != run_.group_len) {
-    const int64_t groups_per_block = std::max<int64_t>(1, kernels_.block_k / padded_len_);
-    const int64_t num_blocks = divide_up(padded_k_, kernels_.block_k);
+    const int64_t groups_per_block = std::max<int64_t>(1, tiles_.block_k / padded_len_);
+    const int64_t num_blocks = divide_up(padded_k_, tiles_.block_k);
     // One long group is cut into even blocks; several groups are taken whole.
-    block_k_ = run_.num_groups == 1 ? round_up(divide_up(padded_k_, num_blocks), kernels_.k_unit)
+    block_k_ = run_.num_groups == 1 ? round_up(divide_up(padded_k_, num_blocks), tiles_.k_unit)
                                     : groups_per_block * padded_len_;
     block_groups_ = run_.num_groups == 1 ? 1 : groups_per_block;
-    const int64_t padded_rows = round_up(num_rows_, kernels_.tile_rows);
-    const int64_t strip_bytes = round_up(padded_rows * padded_k_ * kernels_.strip_k_bytes, 64);
+    const int64_t padded_rows = round_up(num_rows_, tiles_.rows);
+    const int64_t strip_bytes = round_up(padded_rows * padded_k_ * tiles_.strip_k_bytes, 64);
     const int64_t tile_bytes = padded_rows * tile_outs_ * 4;
     // A group that is widened is widened whole, even if it is cut into blocks.
-    const int64_t line_bytes = is_expanded_ ? kernels_.tile_panels * expanded_k() * kBytesPerK : 0;
-    const int64_t sum_bytes = kernels_.tile_panels * block_groups_ * kPanel * 4;
+    const int64_t line_bytes = is_expanded_ ? tiles_.panels * expanded_k() * kBytesPerK : 0;
+    const int64_t sum_bytes = tiles_.panels * block_groups_ * kPanel * 4;
     thread_local Scratch scratch;
     const int64_t offset_bytes = round_up(num_rows_ * 4, 64);
     strips_ = reinterpret_cast<uint8_t*>(scratch.reserve(strip_bytes + tile_bytes + line_bytes + 2 * sum_bytes +
@@ -191,13 +196,13 @@ class RowBlock {
     offsets_ = offsets_of(product.rows, begin_row, num_rows_, 0,
                           reinterpret_cast<int32_t*>(lines_ + line_bytes + 2 * sum_bytes));
     outliers_ = reinterpret_cast<float*>(lines_ + line_bytes + 2 * sum_bytes + offset_bytes);
-    for (int64_t row = 0; row < num_rows_; row += kernels_.tile_rows) pack_strip(row);
+    for (int64_t row = 0; row < num_rows_; row += tiles_.rows) pack_strip(row);
   }
 
   void multiply(int64_t begin_panel, int64_t end_panel) {
     if (kernels_.begin_task) kernels_.begin_task();
-    for (int64_t panel = begin_panel; panel < end_panel; panel += kernels_.tile_panels) {
-      multiply_tile(panel, std::min(panel + kernels_.tile_panels, end_panel), end_panel);
+    for (int64_t panel = begin_panel; panel < end_panel; panel += tiles_.panels) {
+      multiply_tile(panel, std::min(panel + tiles_.panels, end_panel), end_panel);
     }
     if (kernels_.end_task) kernels_.end_task();
     if (product_.streams) _mm_sfence();  // orders the writes past the caches before later ones
@@ -206,26 +211,25 @@ class RowBlock {
  private:
   int64_t expanded_k() const { return run_.num_groups == 1 ? padded_k_ : block_k_; }
   int64_t strip_rows(int64_t row) const {
-    return round_up(std::min<int64_t>(kernels_.tile_rows, num_rows_ - row), kernels_.strip_unit_rows);
+    return round_up(std::min<int64_t>(tiles_.rows, num_rows_ - row), tiles_.strip_unit_rows);
   }
   uint8_t* strip(int64_t row, int64_t k) const {
-    return strips_ + (row * padded_k_ + k * strip_rows(row)) * kernels_.strip_k_bytes;
+    return strips_ + (row * padded_k_ + k * strip_rows(row)) * tiles_.strip_k_bytes;
   }
 
   void pack_strip(int64_t row) const {
-    const int64_t count = std::min<int64_t>(kernels_.tile_rows, num_rows_ - row);
+    const int64_t count = std::min<int64_t>(tiles_.rows, num_rows_ - row);
     if (product_.outliers) {
-      product_.transpose_outliers(begin_row_ + row, count, outliers_ + row * product_.num_outliers(),
-                                  kernels_.tile_rows);
+      product_.transpose_outliers(begin_row_ + row, count, outliers_ + row * product_.num_outliers(), tiles_.rows);
     }
     const int8_t* const codes = product_.rows.codes + (begin_row_ + row) * product_.rows.stride;
     if (padded_len_ == run_.group_len) {
-      kernels_.strip(codes, product_.rows.stride, count, padded_k_, padded_k_, strip(row, 0));
+      tiles_.strip(codes, product_.rows.stride, count, padded_k_, padded_k_, strip(row, 0));
       return;
     }
     for (int64_t group = 0; group < run_.num_groups; ++group) {
-      kernels_.strip(codes + group * run_.group_len, product_.rows.stride, count, run_.group_len, padded_len_,
-                     strip(row, group * padded_len_));
+      tiles_.strip(codes + group * run_.group_len, product_.rows.stride, count, run_.group_len, padded_len_,
+                   strip(row, group * padded_len_));
     }
   }
 
@@ -235,7 +239,7 @@ class RowBlock {
       int32_t* const starts = starts_of(group, begin_group);
       for (int64_t p = 0; p < end_panel - panel; ++p) {
         const int32_t* const sums = sums_of(panel, p, group, begin_group);
-        for (int64_t lane = 0; lane < kPanel; ++lane) starts[p * kPanel + lane] = -kernels_.strip_offset * sums[lane];
+        for (int64_t lane = 0; lane < kPanel; ++lane) starts[p * kPanel + lane] = -tiles_.strip_offset * sums[lane];
       }
     }
   }
@@ -246,7 +250,7 @@ class RowBlock {
   void point_to_lines(int64_t panel, int64_t end_panel, int64_t begin_k, const uint8_t** lines) const {
     const int64_t begin_group = begin_k / padded_len_;
     const int64_t end_group = std::min(begin_group + block_groups_, run_.num_groups);
-    for (int64_t p = 0; p < kernels_.tile_panels; ++p) {
+    for (int64_t p = 0; p < tiles_.panels; ++p) {
       if (panel + p >= end_panel) {
         lines[p] = lines[0];
       } else if (!is_expanded_) {
@@ -285,12 +289,12 @@ class RowBlock {
     for (int64_t begin_k = 0; begin_k < padded_k_; begin_k += block_k_) {
       const int64_t end_k = std::min(begin_k + block_k_, padded_k_);
       point_to_lines(panel, end_panel, begin_k, lines);
-      for (int64_t row = 0; row < num_rows_; row += kernels_.tile_rows) {
+      for (int64_t row = 0; row < num_rows_; row += tiles_.rows) {
         prefetch(panel, end_panel, last_panel, end_k, row);
         if (run_.num_groups == 1) {
           int32_t* const acc = acc_ + row * tile_outs_;
-          const int64_t count = std::min<int64_t>(kernels_.tile_rows, num_rows_ - row);
-          kernels_.tile[count - 1](strip(row, begin_k), lines, end_k - begin_k, begin_k > 0, starts_, acc, tile_outs_);
+          const int64_t count = std::min<int64_t>(tiles_.rows, num_rows_ - row);
+          tiles_.tile[count - 1](strip(row, begin_k), lines, end_k - begin_k, begin_k > 0, starts_, acc, tile_outs_);
           for (int64_t p = 0; end_k == padded_k_ && p < end_panel - panel; ++p) {
             kernels_.finish(acc + p * kPanel, tile_outs_, count, finish_of(panel, p, 0, 0, row));
           }
@@ -306,24 +310,57 @@ class RowBlock {
     alignas(64) int32_t acc[kMaxInt8TileRows * kMaxInt8TilePanels * kPanel];
     const uint8_t* lines[kMaxInt8TilePanels];
     PanelFinish finishes[kMaxInt8TilePanels];
-    for (int64_t p = 0; p < kernels_.tile_panels; ++p) {
+    for (int64_t p = 0; p < tiles_.panels; ++p) {
       lines[p] = block_lines[p];
       if (panel + p < end_panel) finishes[p] = finish_of(panel, p, begin_group, begin_group, row);
     }
-    const int64_t count = std::min<int64_t>(kernels_.tile_rows, num_rows_ - row);
-    for (int64_t group = begin_group; group < end_group; ++group) {
-      kernels_.tile[count - 1](strip(row, group * padded_len_), lines, padded_len_, false,
-                               starts_of(group, begin_group), acc, tile_outs_);
-      for (int64_t p = 0; p < kernels_.tile_panels; ++p) lines[p] += padded_len_ * kBytesPerK;
+    const int64_t count = std::min<int64_t>(tiles_.rows, num_rows_ - row);
+    int64_t group = begin_group;
+    const int64_t fused_end = std::min(end_group, run_.num_groups - 1);  // a row's last group has a finish
+    if (tiles_.groups[count - 1] && offsets_ == nullptr && begin_group < fused_end) {
+      add_groups(end_panel - panel, begin_group, fused_end, row, lines, finishes);
+      group = fused_end;
+    }
+    for (; group < end_group; ++group) {
+      tiles_.tile[count - 1](strip(row, group * padded_len_), lines, padded_len_, false, starts_of(group, begin_group),
+                             acc, tile_outs_);
+      for (int64_t p = 0; p < tiles_.panels; ++p) lines[p] += padded_len_ * kBytesPerK;
       for (int64_t p = 0; p < end_panel - panel; ++p) {
         finishes[p].is_first_group = group == 0;
         finishes[p].is_last_group = group + 1 == run_.num_groups;
         kernels_.finish(acc + p * kPanel, tile_outs_, count, finishes[p]);
-        finishes[p].scales += scale_line_bytes(run_.scale_format);
-        finishes[p].sums += kPanel;
-        if (finishes[p].group_scales) ++finishes[p].group_scales;
+        advance(finishes[p], 1);
       }
     }
+  }
+
+  // Adds groups [begin_group, end_group) to the totals of a strip, and moves lines and finishes behind them.
+  void add_groups(int64_t num_panels, int64_t begin_group, int64_t end_group, int64_t row, const uint8_t** lines,
+                  PanelFinish* finishes) const {
+    const uint8_t* scales[kMaxInt8TilePanels];
+    for (int64_t p = 0; p < tiles_.panels; ++p) scales[p] = finishes[p < num_panels ? p : 0].scales;
+    const int64_t num_groups = end_group - begin_group;
+    const Int8Groups groups{.strip = strip(row, begin_group * padded_len_),
+                            .panels = lines,
+                            .scales = scales,
+                            .scale_format = run_.scale_format,
+                            .num_k = padded_len_,
+                            .num_groups = num_groups,
+                            .starts = starts_,
+                            .group_scales = finishes[0].group_scales,
+                            .group_scales_stride = finishes[0].group_scales_stride,
+                            .is_first_group = begin_group == 0,
+                            .totals = finishes[0].totals,
+                            .totals_stride = tile_outs_};
+    tiles_.groups[std::min<int64_t>(tiles_.rows, num_rows_ - row) - 1](groups);
+    for (int64_t p = 0; p < tiles_.panels; ++p) lines[p] += num_groups * padded_len_ * kBytesPerK;
+    for (int64_t p = 0; p < num_panels; ++p) advance(finishes[p], num_groups);
+  }
+
+  void advance(PanelFinish& finish, int64_t num_groups) const {
+    finish.scales += num_groups * scale_line_bytes(run_.scale_format);
+    finish.sums += num_groups * kPanel;
+    if (finish.group_scales) finish.group_scales += num_groups;
   }
 
   PanelFinish finish_of(int64_t panel, int64_t p, int64_t group, int64_t begin_group, int64_t row) const {
@@ -339,7 +376,7 @@ class RowBlock {
       finish.group_scales = product_.rows.group_scales + (begin_row_ + row) * run_.num_groups + group;
     }
     finish.outliers = outliers_ + row * product_.num_outliers();
-    finish.outliers_stride = kernels_.tile_rows;
+    finish.outliers_stride = tiles_.rows;
     finish.is_first_group = finish.is_last_group = true;
     return finish;
   }
@@ -350,13 +387,13 @@ class RowBlock {
   void prefetch(int64_t panel, int64_t end_panel, int64_t last_panel, int64_t end_k, int64_t row) const {
     const bool ends_tile = end_k == padded_k_;
     const int64_t next_panel = ends_tile ? end_panel : panel;
-    const int64_t next_end = std::min(next_panel + kernels_.tile_panels, last_panel);
+    const int64_t next_end = std::min(next_panel + tiles_.panels, last_panel);
     const int64_t next_k = ends_tile ? 0 : end_k;
     const int64_t panel_lines = product_.panel_bytes / 64;
     const int64_t begin = panel_lines * next_k / padded_k_;
     const int64_t end = panel_lines * std::min(next_k + block_k_, padded_k_) / padded_k_;
-    const int64_t share = divide_up(end - begin, divide_up(num_rows_, kernels_.tile_rows));
-    const int64_t first = begin + row / kernels_.tile_rows * share;
+    const int64_t share = divide_up(end - begin, divide_up(num_rows_, tiles_.rows));
+    const int64_t first = begin + row / tiles_.rows * share;
     for (int64_t p = next_panel; p < next_end; ++p) {
       const uint8_t* const lines = run_.lines + p * product_.panel_bytes;
       for (int64_t line = first; line < std::min(first + share, end); ++line)
@@ -364,7 +401,7 @@ class RowBlock {
     }
     if (!ends_tile || product_.streams) return;
     const int64_t num_outs = std::min(end_panel * kPanel, run_.num_outs) - panel * kPanel;
-    for (int64_t r = row; r < std::min(row + kernels_.tile_rows, num_rows_); ++r) {
+    for (int64_t r = row; r < std::min(row + tiles_.rows, num_rows_); ++r) {
       const float* const y = product_.y + (begin_row_ + r) * product_.y_stride + panel * kPanel;
       for (int64_t o = 0; o < num_outs; o += kPanel) __builtin_prefetch(y + o, 1, 3);
     }
@@ -372,6 +409,7 @@ class RowBlock {
 
   const Product& product_;
   const Int8Kernels& kernels_;
+  const Int8Tiles& tiles_;
   const PanelRun& run_;
   const int64_t begin_row_, num_rows_;
   const int64_t padded_len_, padded_k_;  // positions of a group and of a row, padded to the path's unit
@@ -390,15 +428,15 @@ class RowBlock {
 // Threads take tasks as they become free. Each task computes its outputs alone, so the thread that runs it changes no
 // bit.
 void multiply_many(const Product& product, int64_t num_rows, int max_threads) {
-  const Int8Kernels& kernels = product.kernels;
+  const Int8Tiles& tiles = product.tiles();
   const int64_t products = num_rows * product.num_k * product.num_panels * kPanel;
   const int64_t threads = std::min<int64_t>(max_threads, std::max<int64_t>(1, products / kMinThreadProducts));
-  const int64_t max_rows = std::clamp(kStripBytes / kernels.strip_k_bytes / product.num_k, kMinTaskRows, kMaxTaskRows);
+  const int64_t max_rows = std::clamp(kStripBytes / tiles.strip_k_bytes / product.num_k, kMinTaskRows, kMaxTaskRows);
   int64_t row_tasks = divide_up(num_rows, max_rows);
   if (num_rows >= threads * kMinTaskRows) row_tasks = round_up(row_tasks, threads);
-  const int64_t task_rows = round_up(divide_up(num_rows, row_tasks), kernels.tile_rows);
+  const int64_t task_rows = round_up(divide_up(num_rows, row_tasks), tiles.rows);
   row_tasks = divide_up(num_rows, task_rows);
-  const int64_t num_tiles = divide_up(product.num_panels, kernels.tile_panels);
+  const int64_t num_tiles = divide_up(product.num_panels, tiles.panels);
   const int64_t tile_tasks =
       threads == 1 || row_tasks % threads == 0 ? 1 : std::min(num_tiles, kChunksPerThread * threads);
   auto run_task = [&](int64_t task) {
@@ -406,7 +444,7 @@ void multiply_many(const Product& product, int64_t num_rows, int max_threads) {
     const int64_t begin_tile = num_tiles * (task % tile_tasks) / tile_tasks;
     const int64_t end_tile = num_tiles * (task % tile_tasks + 1) / tile_tasks;
     RowBlock(product, row, std::min(row + task_rows, num_rows))
-        .multiply(begin_tile * kernels.tile_panels, std::min(end_tile * kernels.tile_panels, product.num_panels));
+        .multiply(begin_tile * tiles.panels, std::min(end_tile * tiles.panels, product.num_panels));
   };
   const int64_t num_tasks = row_tasks * tile_tasks;
   if (threads == 1) {

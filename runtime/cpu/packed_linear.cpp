@@ -49,6 +49,14 @@ std::string pattern_name(WeightFormat format) {
   return is_two_of_four(format) ? "s24" : "";
 }
 
+// Fetches the lines of y that a strip's last block is about to write. Rows of y lie far apart, so the hardware does not
+// foresee them, and each store would wait for its line.
+void prefetch_outputs(const float* y, int64_t y_stride, int64_t num_rows, int64_t num_outs) {
+  for (int64_t r = 0; r < num_rows; ++r) {
+    for (int64_t o = 0; o < num_outs; o += kPanel) __builtin_prefetch(y + r * y_stride + o, 1, 3);
+  }
+}
+
 // The rows that a kernel reads instead of the caller's x: in packed order, with their sums over groups, or as digits.
 struct GemvInput {
   const float* x = nullptr;
@@ -474,6 +482,7 @@ void CpuPackedLinear::multiply_tiles(const InputLayout& layout, std::span<const 
       for (int64_t row = 0; row < num_rows; row += kernels_->tile_rows) {
         next.fetch(lines_per_strip);
         const int64_t strip_rows = std::min<int64_t>(kernels_->tile_rows, num_rows - row);
+        if (ends_tile) prefetch_outputs(y_tile + row * y_stride, y_stride, strip_rows, run.num_outs);
         float* const sums_row = sums + row * tile_outs;
         kernels_->tile[strip_rows - 1](strips + row * layout.num_k + begin_k * strip_rows, weights, num_k,
                                        is_first ? run.bias : sums_row, is_first ? 0 : tile_outs,

@@ -93,17 +93,19 @@ template <class Tiles>
 Int8Kernels make_amx_kernels(const Int8Kernels& base) {
   Int8Kernels kernels = base;
   kernels.name = "amx";
-  kernels.tile_rows = 2 * kAmxTileRows;
-  kernels.tile_panels = 2;
-  kernels.strip_unit_rows = kAmxTileRows;
-  kernels.k_unit = kAmxRowBytes;
-  kernels.strip_k_bytes = 1;
-  kernels.block_k = 512;
-  kernels.strip = pack_amx_strip;
+  Int8Tiles tiles{};
+  tiles.strip_offset = 0;
+  tiles.rows = 2 * kAmxTileRows;
+  tiles.panels = 2;
+  tiles.strip_unit_rows = kAmxTileRows;
+  tiles.k_unit = kAmxRowBytes;
+  tiles.strip_k_bytes = 1;
+  tiles.block_k = 512;
+  tiles.strip = pack_amx_strip;
   for (int rows = 0; rows < 2 * kAmxTileRows; ++rows) {
-    kernels.tile[rows] = rows < kAmxTileRows ? amx_tile<Tiles, 1> : amx_tile<Tiles, 2>;
+    tiles.tile[rows] = rows < kAmxTileRows ? amx_tile<Tiles, 1> : amx_tile<Tiles, 2>;
   }
-  kernels.strip_offset = 0;
+  kernels.tiles_int8 = kernels.tiles_int4 = tiles;
   kernels.begin_task = Tiles::configure;
   kernels.end_task = Tiles::release;
   return kernels;

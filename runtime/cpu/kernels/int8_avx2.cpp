@@ -7,7 +7,7 @@
 // int4, few rows: nibbles 0..15 are the unsigned operand of vpmaddubsw, the row's codes the signed one. Two products
 // reach 2 * 15 * 128 < 2^15, so nothing saturates. Zeros are subtracted as zero * (sum of the row's codes).
 //
-// MANY ROWS. 4 rows x 16 outputs.
+// Many rows: int8_tiles_avx2.cpp.
 //
 // Oracle: plain loops, bit for bit (tests/runtime/cpu/int8_kernels_test.cpp).
 #include <immintrin.h>
@@ -21,7 +21,6 @@
 namespace pare::runtime {
 namespace {
 
-constexpr int kTileRows = 4;
 constexpr int kHalf = 8;    // outputs in a register
 constexpr int kHalves = 2;  // per panel
 constexpr int64_t kPrefetchBytes = 4096;
@@ -323,57 +322,11 @@ void expand_int4(const PanelRun& run, int64_t begin_group, int64_t end_group, in
   }
 }
 
-// Writes strip[k / 4][row]: four codes of a row as 16 bits in the order 0 2 1 3. Groups are whole units of 4.
-void pack_strip(const int8_t* codes, int64_t stride, int64_t num_rows, int64_t num_k, int64_t, uint8_t* strip) {
-  for (int64_t k = 0; k < num_k; k += 4) {
-    for (int64_t r = 0; r < num_rows; ++r, strip += 8) {
-      const int8_t* const x = codes + r * stride + k;
-      const int16_t wide[4] = {x[0], x[2], x[1], x[3]};
-      std::memcpy(strip, wide, 8);
-    }
-  }
-}
-
-template <int kRows>
-void tile(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k, bool accumulate, const int32_t*,
-          int32_t* acc, int64_t acc_stride) {
-  __m256i sum[kHalves][kRows];
-#pragma GCC unroll 4
-  for (int r = 0; r < kRows; ++r) {
-    for (int half = 0; half < kHalves; ++half) {
-      sum[half][r] = accumulate ? load_ints(acc + r * acc_stride + kHalf * half) : _mm256_setzero_si256();
-    }
-  }
-  const uint8_t* bytes = panels[0];
-  for (int64_t k = 0; k < num_k; k += 4, bytes += 64, strip += 8 * kRows) {
-#pragma GCC unroll 2
-    for (int half = 0; half < kHalves; ++half) {
-      const __m256i line = load_ints(bytes + 32 * half);
-      const __m256i even = even_bytes(line);
-      const __m256i odd = odd_bytes(line);
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) sum[half][r] = add_products(sum[half][r], even, odd, strip + 8 * r);
-    }
-  }
-#pragma GCC unroll 4
-  for (int r = 0; r < kRows; ++r) {
-    for (int half = 0; half < kHalves; ++half) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(acc + r * acc_stride + kHalf * half), sum[half][r]);
-    }
-  }
-}
-
 Int8Kernels make_kernels() {
   Int8Kernels kernels{};
   kernels.name = "avx2";
   kernels.max_gemv_rows = 2;
-  kernels.tile_rows = kTileRows;
-  kernels.tile_panels = 1;
-  kernels.strip_unit_rows = 1;
-  kernels.k_unit = 4;
-  kernels.strip_k_bytes = 2;
   kernels.gemv_k_bytes = 2;
-  kernels.block_k = 1024;
   const Int8GemvKernel gemvs_int8[] = {gemv_int8<1>, gemv_int8<2>};
   const Int8GemvKernel gemvs_int4[] = {gemv_int4<1>, gemv_int4<2>};
   for (int rows = 0; rows < 2; ++rows) {
@@ -383,9 +336,8 @@ Int8Kernels make_kernels() {
   kernels.prepare_int8 = prepare_int8;
   kernels.prepare_int4 = prepare_int4;
   kernels.expand_int4 = expand_int4;
-  kernels.strip = pack_strip;
-  const Int8TileKernel tiles[] = {tile<1>, tile<2>, tile<3>, tile<4>};
-  for (int rows = 0; rows < kTileRows; ++rows) kernels.tile[rows] = tiles[rows];
+  kernels.tiles_int8 = int8_tiles_avx2();
+  kernels.tiles_int4 = int4_tiles_avx2();
   kernels.finish = finish_panel;
   return kernels;
 }

@@ -18,7 +18,8 @@
 //
 // PATHS, one for each instruction set that multiplies 8-bit codes differently (avx512 has nothing over avx2).
 //   avx2    weights and activations widened to 16 bits, vpmaddwd: nothing saturates. vpmaddubsw alone would
-//           (255 * 127 * 2 > 32767); it serves int4 codes only, where 15 * 128 * 2 fits.
+//           (255 * 127 * 2 > 32767). It serves int4 codes only: 15 * 128 * 2 fits, and for many rows four times
+//           15 * 255 * 2, of activations offset by 128.
 //   vnni    vpdpbusd multiplies unsigned by signed bytes: activations are offset by 128; 128 * sum(c) is subtracted.
 //   amx     tdpbssd on tiles of 16 rows x 64 bytes; at most max_gemv_rows rows take the vnni kernels, since a tile of
 //           few rows wastes the rest. Written against tile operations (int8_amx_kernels.h), so that tests run the same
@@ -128,29 +129,53 @@ using Int8StripKernel = void (*)(const int8_t* codes, int64_t stride, int64_t nu
 using Int8TileKernel = void (*)(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k, bool accumulate,
                                 const int32_t* starts, int32_t* acc, int64_t acc_stride);
 
+// Groups of a register tile, of rows without zeros, whose sums become totals before they leave the registers. Tiles
+// that write their sums for a finish take 1.6 times as long at groups of 64 (avx2).
+struct Int8Groups {
+  const uint8_t* strip;          // of the first group; the others follow it
+  const uint8_t* const* panels;  // as for a tile, of the first group; the others follow it
+  const uint8_t* const* scales;  // of each panel, of the first group; a line of 16 for each group
+  ScaleFormat scale_format;
+  int64_t num_k;  // positions of a group, a multiple of k_unit
+  int64_t num_groups;
+  const int32_t* starts;      // [num_groups, tile panels * 16]
+  const float* group_scales;  // the first group's of row r at r * group_scales_stride, the others follow; null: 1
+  int64_t group_scales_stride;
+  bool is_first_group;
+  float* totals;  // [rows, totals_stride]: read unless it is the first group
+  int64_t totals_stride;
+};
+using Int8GroupsKernel = void (*)(const Int8Groups& groups);
+
 // Turns the sums of one panel and num_rows rows into totals or outputs.
 using Int8FinishKernel = void (*)(const int32_t* acc, int64_t acc_stride, int64_t num_rows, const PanelFinish& finish);
 
 inline constexpr int kMaxInt8TileRows = 32;
 inline constexpr int kMaxInt8TilePanels = 3;
 
-struct Int8Kernels {
-  std::string_view name;
-  int32_t gemv_offset;   // prepare_int8 adds it to the codes: 128 or 0
+// How weights of one format are multiplied by many rows.
+struct Int8Tiles {
   int32_t strip_offset;  // strip adds it to the codes: 128 or 0. Tiles then start from -strip_offset * sums
-  int max_gemv_rows;
-  int tile_rows;
-  int tile_panels;
+  int rows;              // of a tile and of a strip
+  int panels;
   int strip_unit_rows;    // a strip's rows are padded to a multiple of this
   int64_t k_unit;         // groups are padded to a multiple of this many positions
   int64_t strip_k_bytes;  // bytes of one position of a row in a strip
-  int64_t gemv_k_bytes;   // bytes of one int8 position in a prepared row (int4: always one)
   int64_t block_k;        // positions of a block of weights that stays in L1
+  Int8StripKernel strip;
+  Int8TileKernel tile[kMaxInt8TileRows];      // [rows - 1]
+  Int8GroupsKernel groups[kMaxInt8TileRows];  // [rows - 1]; null: a tile and a finish for each group
+};
+
+struct Int8Kernels {
+  std::string_view name;
+  int32_t gemv_offset;  // prepare_int8 adds it to the codes: 128 or 0
+  int max_gemv_rows;
+  int64_t gemv_k_bytes;  // bytes of one int8 position in a prepared row (int4: always one)
   Int8GemvKernel gemv_int8[kMaxGemvRows], gemv_int4[kMaxGemvRows];  // [rows - 1]
   Int8PrepareKernel prepare_int8, prepare_int4;
   Int8ExpandKernel expand_int4;
-  Int8StripKernel strip;
-  Int8TileKernel tile[kMaxInt8TileRows];  // [rows - 1]
+  Int8Tiles tiles_int8, tiles_int4;
   Int8FinishKernel finish;
   void (*begin_task)();  // before a thread's first tile and after its last; null: nothing to do
   void (*end_task)();
@@ -159,6 +184,8 @@ struct Int8Kernels {
 const Int8Kernels& int8_kernels_avx2();
 const Int8Kernels& int8_kernels_vnni();
 const Int8Kernels& int8_kernels_amx();
+const Int8Tiles& int8_tiles_avx2();
+const Int8Tiles& int4_tiles_avx2();
 
 // Throws std::invalid_argument if this CPU lacks `isa`.
 const Int8Kernels& int8_kernels(Isa isa);

@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "runtime/cpu/kernels/int8_kernels.h"
 
@@ -368,17 +369,10 @@ void pack_strip(const int8_t* codes, int64_t stride, int64_t num_rows, int64_t n
   }
 }
 
+// Adds the products of num_k positions to the sums of a tile.
 template <int kRows>
-void tile(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k, bool accumulate, const int32_t* starts,
-          int32_t* acc, int64_t acc_stride) {
-  __m512i sum[kRows][kTilePanels];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 3
-    for (int p = 0; p < kTilePanels; ++p) {
-      sum[r][p] = _mm512_load_si512(accumulate ? acc + r * acc_stride + p * kPanel : starts + p * kPanel);
-    }
-  }
+[[gnu::always_inline]] inline void add_products(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k,
+                                                __m512i (&sum)[kRows][kTilePanels]) {
   const uint8_t* const panel_0 = panels[0];
   const uint8_t* const panel_1 = panels[1];
   const uint8_t* const panel_2 = panels[2];
@@ -393,6 +387,20 @@ void tile(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k, boo
     }
     strip += 4 * kRows;
   }
+}
+
+template <int kRows>
+void tile(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k, bool accumulate, const int32_t* starts,
+          int32_t* acc, int64_t acc_stride) {
+  __m512i sum[kRows][kTilePanels];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 3
+    for (int p = 0; p < kTilePanels; ++p) {
+      sum[r][p] = _mm512_load_si512(accumulate ? acc + r * acc_stride + p * kPanel : starts + p * kPanel);
+    }
+  }
+  add_products<kRows>(strip, panels, num_k, sum);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 3
@@ -400,19 +408,78 @@ void tile(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k, boo
   }
 }
 
+template <int kRows>
+void groups(const Int8Groups& run) {
+  const int64_t scale_line = line_bytes(run.scale_format);
+  const uint8_t* panels[kTilePanels] = {run.panels[0], run.panels[1], run.panels[2]};
+  const uint8_t* strip = run.strip;
+  for (int64_t group = 0; group < run.num_groups; ++group) {
+    // All that branches is done before the sums fill the registers. Sums of a first group are added to zeros.
+    alignas(64) float scales[kTilePanels][kPanel];
+    alignas(64) float of_rows[kRows];
+    for (int p = 0; p < kTilePanels; ++p) {
+      _mm512_store_ps(scales[p], load_values(run.scale_format, run.scales[p] + group * scale_line));
+    }
+    for (int r = 0; r < kRows; ++r) {
+      of_rows[r] = run.group_scales ? run.group_scales[r * run.group_scales_stride + group] : 1.0f;
+      float* const total = run.totals + r * run.totals_stride;
+      for (int p = 0; p < kTilePanels && run.is_first_group && group == 0; ++p) {
+        _mm512_storeu_ps(total + p * kPanel, _mm512_setzero_ps());
+      }
+    }
+    __m512i sum[kRows][kTilePanels];
+#pragma GCC unroll 3
+    for (int p = 0; p < kTilePanels; ++p) {
+      const __m512i start = _mm512_load_si512(run.starts + (group * kTilePanels + p) * kPanel);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) sum[r][p] = start;
+    }
+    add_products<kRows>(strip, panels, run.num_k, sum);
+    // Without this, GCC 12 writes all sums to the stack in each step of the loop.
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      asm("" : "+v"(sum[r][0]), "+v"(sum[r][1]), "+v"(sum[r][2]));
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      float* const total = run.totals + r * run.totals_stride;
+#pragma GCC unroll 3
+      for (int p = 0; p < kTilePanels; ++p) {
+        const __m512 scale = _mm512_mul_ps(_mm512_load_ps(scales[p]), _mm512_set1_ps(of_rows[r]));
+        const __m512 before = _mm512_loadu_ps(total + p * kPanel);
+        _mm512_storeu_ps(total + p * kPanel, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r][p]), scale, before));
+      }
+    }
+    strip += run.num_k * kRows;
+    for (const uint8_t*& panel : panels) panel += run.num_k * kPanel;
+  }
+}
+
+template <int... kIndex>
+void set_kernels(Int8Tiles& tiles, std::integer_sequence<int, kIndex...>) {
+  ((tiles.tile[kIndex] = tile<kIndex + 1>, tiles.groups[kIndex] = groups<kIndex + 1>), ...);
+}
+
+Int8Tiles make_tiles() {
+  Int8Tiles tiles{};
+  tiles.strip_offset = kRowOffset;
+  tiles.rows = kTileRows;
+  tiles.panels = kTilePanels;
+  tiles.strip_unit_rows = 1;
+  tiles.k_unit = 4;
+  tiles.strip_k_bytes = 1;
+  tiles.block_k = 512;
+  tiles.strip = pack_strip;
+  set_kernels(tiles, std::make_integer_sequence<int, kTileRows>());
+  return tiles;
+}
+
 Int8Kernels make_kernels() {
   Int8Kernels kernels{};
   kernels.name = "vnni";
   kernels.gemv_offset = kRowOffset;
-  kernels.strip_offset = kRowOffset;
   kernels.max_gemv_rows = 4;
-  kernels.tile_rows = kTileRows;
-  kernels.tile_panels = kTilePanels;
-  kernels.strip_unit_rows = 1;
-  kernels.k_unit = 4;
-  kernels.strip_k_bytes = 1;
   kernels.gemv_k_bytes = 1;
-  kernels.block_k = 512;
   const Int8GemvKernel gemvs_int8[] = {gemv_int8<1>, gemv_int8<2>, gemv_int8<3>, gemv_int8<4>};
   const Int8GemvKernel gemvs_int4[] = {gemv_int4<1>, gemv_int4<2>, gemv_int4<3>, gemv_int4<4>};
   for (int rows = 0; rows < 4; ++rows) {
@@ -422,9 +489,7 @@ Int8Kernels make_kernels() {
   kernels.prepare_int8 = prepare_int8;
   kernels.prepare_int4 = prepare_int4;
   kernels.expand_int4 = expand_int4;
-  kernels.strip = pack_strip;
-  const Int8TileKernel tiles[] = {tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>, tile<7>, tile<8>};
-  for (int rows = 0; rows < kTileRows; ++rows) kernels.tile[rows] = tiles[rows];
+  kernels.tiles_int8 = kernels.tiles_int4 = make_tiles();
   kernels.finish = finish_panel;
   return kernels;
 }
