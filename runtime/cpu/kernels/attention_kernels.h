@@ -116,6 +116,9 @@ constexpr int64_t kPrefetchRows = 16;
 inline void prefetch_row(const float* row, int64_t size) {
   for (int64_t k = 0; k < size; k += 16) _mm_prefetch(reinterpret_cast<const char*>(row + k), _MM_HINT_T0);
 }
+inline void prefetch_codes(const int8_t* row, int64_t size) {
+  for (int64_t k = 0; k < size; k += 64) _mm_prefetch(reinterpret_cast<const char*>(row + k), _MM_HINT_T0);
+}
 
 void pack_queries(const AttentionTile& tile, const TileScratch& s) {
   const float factor = query_factor(tile);
@@ -168,6 +171,8 @@ void expand_rows(const KvRows& rows, int64_t first, int64_t num_rows, int64_t he
   for (int64_t t = 0; t < num_rows; ++t) {
     const int8_t* codes = rows.codes + (first + t) * rows.stride;
     const float* grid = rows.grids + (first + t) * rows.grid_stride;
+    prefetch_codes(codes + kPrefetchRows * rows.stride, head_size);
+    prefetch_row(grid + kPrefetchRows * rows.grid_stride, 2);
     const Vec scale = set1(grid[0]), offset = set1(grid[1]);
     for (int64_t k = 0; k < head_size; k += kLanes) {
       store(copy + t * copy_stride + k, mul(sub(load_int8(codes + k, head_size - k), offset), scale));
