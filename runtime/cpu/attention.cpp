@@ -1,11 +1,10 @@
 #include "runtime/cpu/attention.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "runtime/system/aligned_memory.h"
+#include "runtime/system/first_exception.h"
 
 namespace pare::runtime {
 namespace {
@@ -139,31 +138,44 @@ void run_attention(const OpKernels& kernels, const float* q_RHK, const KvLayer& 
   for (const Task& task : plan.tasks) max_tokens = std::max(max_tokens, task.tile.num_tokens);
 
   const int64_t group_floats = heads_per_group * head_size;
-  const AlignedBytes weighted = allocate_aligned(plan.num_partials * group_floats * 4);
-  std::vector<float> largest(static_cast<size_t>(plan.num_partials * heads_per_group)), sum(largest.size());
+  thread_local Scratch partials;
+  float* const weighted = partials.reserve_floats(plan.num_partials * (group_floats + 2 * heads_per_group));
+  float* const largest = weighted + plan.num_partials * group_floats;
+  float* const sum = largest + plan.num_partials * heads_per_group;
   const auto partial_at = [&](int64_t partial) {
-    return AttentionPartial{largest.data() + partial * heads_per_group, sum.data() + partial * heads_per_group,
-                            reinterpret_cast<float*>(weighted.get()) + partial * group_floats};
+    return AttentionPartial{largest + partial * heads_per_group, sum + partial * heads_per_group,
+                            weighted + partial * group_floats};
   };
 
   const int num_workers = plan.cost < kMinParallelWork ? 1 : num_threads;
-  const int64_t scratch_floats = (kernels.attention_scratch(max_tokens, heads_per_group, head_size) + 15) / 16 * 16;
-  const AlignedBytes scratch = allocate_aligned(scratch_floats * num_workers * 4);
-  const int64_t num_tasks = static_cast<int64_t>(plan.tasks.size());
-#pragma omp parallel for schedule(dynamic, 1) num_threads(num_workers)
-  for (int64_t i = 0; i < num_tasks; ++i) {
-    const Task& task = plan.tasks[i];
-    float* memory = reinterpret_cast<float*>(scratch.get()) + omp_get_thread_num() * scratch_floats;
-    if (task.partial < 0) {
-      kernels.attention_tile(task.tile, memory);
-    } else {
-      kernels.attention_partial(task.tile, task.begin_key, task.end_key, partial_at(task.partial), memory);
+  const int64_t scratch_floats = kernels.attention_scratch(max_tokens, heads_per_group, head_size);
+  const auto num_tasks = static_cast<int64_t>(plan.tasks.size()), num_joins = static_cast<int64_t>(plan.joins.size());
+  FirstException error;
+#pragma omp parallel num_threads(num_workers)
+  {
+    // It is kept from call to call: to allocate and clear it took up to a millisecond a layer with many workers.
+    thread_local Scratch scratch;
+    float* memory = nullptr;
+    error.capture([&] { memory = scratch.reserve_floats(scratch_floats); });
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < num_tasks; ++i) {
+      if (error.failed()) continue;
+      const Task& task = plan.tasks[i];
+      if (task.partial < 0) {
+        kernels.attention_tile(task.tile, memory);
+      } else {
+        kernels.attention_partial(task.tile, task.begin_key, task.end_key, partial_at(task.partial), memory);
+      }
+    }
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < num_joins; ++i) {
+      if (error.failed()) continue;
+      const Join& join = plan.joins[i];
+      kernels.attention_join(partial_at(join.first_partial), join.num_partials, heads_per_group, head_size, join.sinks,
+                             join.out);
     }
   }
-  for (const Join& join : plan.joins) {
-    kernels.attention_join(partial_at(join.first_partial), join.num_partials, heads_per_group, head_size, join.sinks,
-                           join.out);
-  }
+  error.rethrow();
 }
 
 }  // namespace pare::runtime
