@@ -467,6 +467,8 @@ const FloatFormat* find_float_format(const WeightCode* code) {
 }
 
 std::string compressed_tensors_problem(const PackScheme& scheme) {
+  constexpr const char* kNoPowers =
+      "input activations: this container cannot say that their scales are powers of two: use the container fp8";
   const bool is_float = !scheme.is_integer();
   const bool is_packed = scheme.is_integer() && scheme.layout == CodeLayout::packed;
   const InputFormat& input = scheme.input;
@@ -478,6 +480,7 @@ std::string compressed_tensors_problem(const PackScheme& scheme) {
     if (input.is_plain()) return "dense weights without input activations are not quantized at all";
     if (input.type == InputType::fp8 && !input.symmetric) return "float input activations: expected symmetric";
     if (input.type == InputType::nvfp4) return "nvfp4 input activations: expected nvfp4 weights, found dense ones";
+    if (input.power_of_two_scales) return kNoPowers;
     return input.has_outliers() ? "input activations: this container cannot hold outliers" : "";
   }
   if (is_float && find_float_format(scheme.code) == nullptr) {
@@ -528,6 +531,7 @@ std::string compressed_tensors_problem(const PackScheme& scheme) {
   if (input.range == InputRange::block && input.type != InputType::fp8) {
     return "input activations in blocks: expected fp8";
   }
+  if (input.power_of_two_scales) return kNoPowers;
   if (input.type == InputType::fp8 && !input.symmetric) return "float input activations: expected symmetric";
   if (input.has_outliers()) return "input activations: this container cannot hold outliers";
   return "";

@@ -19,6 +19,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kMethod = "fp8";
+constexpr const char* kPowers = "ue8m0";  // scales of weights and of inputs
 constexpr int64_t kMaxBlock = int64_t{1} << 20;
 constexpr std::array kSuffixes = {kFp8WeightSuffix, kFp8ScaleSuffix, kFp8OldScaleSuffix, kFp8InputSuffix,
                                   kFp8OldInputSuffix};
@@ -96,7 +97,7 @@ Fp8Config Fp8Config::parse(const std::string& json, const std::string& where) {
                            found_text(value));
   };
   require("fmt", {"e4m3", "float8_e4m3fn", "e4m3fn"});
-  require("scale_fmt", {"float", "ue8m0"});
+  require("scale_fmt", {"float", kPowers});
   if (value_or_null(config, "modules_to_convert") != Json::array()) require("modules_to_convert", {});
   require("kv_cache_scheme", {});
   Fp8Config result;
@@ -121,6 +122,12 @@ Fp8Config Fp8Config::parse(const std::string& json, const std::string& where) {
                            std::to_string(kFp8Block) + " columns, in which inputs are rounded too, found " +
                            std::to_string(result.block.num_columns));
   }
+  const Json& scales = value_or_null(config, "scale_fmt");
+  if (scales == kPowers && !has_blocks) {
+    fail_config(where, "scale_fmt: not supported by this runtime: expected \"float\" without weight_block_size" +
+                           found_text(scales));
+  }
+  result.scheme.input.power_of_two_scales = scales == kPowers;
   for (const char* const key : {"modules_to_not_convert", "ignored_layers"}) {
     const Json& names = value_or_null(config, key);
     if (!names.is_null() && !names.is_array())
@@ -302,6 +309,7 @@ std::string Fp8Container::write_config(std::span<const StoredModule> modules,
   config["quant_method"] = kMethod;
   config["activation_scheme"] = "dynamic";
   config["fmt"] = "e4m3";
+  if (modules.front().scheme.input.power_of_two_scales) config["scale_fmt"] = kPowers;
   config["weight_block_size"] = {block.num_rows, block.num_columns};
   if (!ignore.empty()) config["modules_to_not_convert"] = std::vector<std::string>(ignore.begin(), ignore.end());
   return json_text(config, 2);

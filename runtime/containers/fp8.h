@@ -18,7 +18,8 @@
 //
 // weight_block_size is [rows, columns], mostly [128, 128]; null: one scale for a weight. With activation_scheme
 // "dynamic" engines round inputs to fp8: with blocks every 128 neighbouring values have a range, without them every
-// token. With "static" the file has the range. Files are read; blocks are also written.
+// token. With "static" the file has the range. scale_fmt "ue8m0" (DeepSeek-V3.1) says that scales are powers of two:
+// those of weights in the file, and those of inputs as they are found. Files are read; blocks are also written.
 #pragma once
 
 #include <set>
@@ -46,8 +47,8 @@ struct Fp8Config final : ContainerConfig {
   std::set<std::string, std::less<>> unconverted;
 
   // `json` is the object's text and `where` names its file. Throws std::invalid_argument for other codes than E4M3, for
-  // a static range of inputs with blocks, for a quantized KV cache or embedding, and anything that is no such
-  // configuration.
+  // a static range of inputs with blocks, for powers of two without blocks, for a quantized KV cache or embedding, and
+  // anything that is no such configuration.
   static Fp8Config parse(const std::string& json, const std::string& where);
   std::optional<PackScheme> scheme_of(const std::string& module, std::string_view class_name,
                                       const FindTensor& find) const override;

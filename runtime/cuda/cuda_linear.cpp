@@ -373,8 +373,15 @@ InputZeros CudaLinear::input_zeros() const {
 
 RoundingTarget CudaLinear::rounding() const {
   const InputFormat& format = input_;
-  return {.format = {format.type, format.range, format.symmetric, format.scale, format.zero, format.outliers,
-                     format.outlier_threshold, format.sparsity_threshold},
+  return {.format = {.type = format.type,
+                     .range = format.range,
+                     .symmetric = format.symmetric,
+                     .scale = format.scale,
+                     .zero = format.zero,
+                     .power_of_two_scales = format.power_of_two_scales,
+                     .outliers = format.outliers,
+                     .outlier_threshold = format.outlier_threshold,
+                     .sparsity_threshold = format.sparsity_threshold},
           .outlier_columns_I = outlier_columns_.get(),
           .as_codes = multiplies_codes_};
 }

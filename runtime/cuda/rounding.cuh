@@ -62,13 +62,22 @@ __device__ inline bool has_stored_scale(const RoundingView& format) {
   return format.range == InputRange::static_ || format.type == InputType::nvfp4;
 }
 
+// Returns the least power of two that is not below x, a positive normal number.
+__device__ inline float power_of_two_above(float x) {
+  return __uint_as_float((__float_as_uint(x) + 0x7FFFFFu) & 0x7F800000u);
+}
+
 __device__ inline DeviceGrid input_grid(const RoundingView& format, const DeviceExtremes& extremes) {
-  constexpr float kLeastScale = 0x1p-23f, kLargestFp8Value = 448.0f;
+  constexpr float kLeastScale = 0x1p-23f, kLeastMagnitude = 1e-4f, kLargestFp8Value = 448.0f;
   if (has_stored_scale(format)) return {format.scale, static_cast<float>(format.zero)};
   if (extremes.is_nan || !is_finite(extremes.low) || !is_finite(extremes.high)) return {not_a_number(), 0.0f};
   DeviceGrid grid;
   if (format.symmetric) {
-    grid.scale = fmaxf(-extremes.low, extremes.high) / (format.type == InputType::fp8 ? kLargestFp8Value : 127.5f);
+    const float largest = fmaxf(-extremes.low, extremes.high);
+    grid.scale = largest / (format.type == InputType::fp8 ? kLargestFp8Value : 127.5f);
+    if (format.power_of_two_scales) {
+      grid.scale = power_of_two_above(fmaxf(largest, kLeastMagnitude) / kLargestFp8Value);
+    }
   } else {
     grid.scale = (extremes.high - extremes.low) / 255.0f;
     if (grid.scale != 0.0f) {

@@ -14,6 +14,7 @@ struct RoundingView {
   bool symmetric = true;
   float scale = 0.0f;  // as in InputFormat
   int32_t zero = 0;
+  bool power_of_two_scales = false;
   OutlierRule outliers = OutlierRule::none;
   float outlier_threshold = 0.0f;
   float sparsity_threshold = 0.0f;

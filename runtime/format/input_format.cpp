@@ -11,6 +11,8 @@ namespace pare::runtime {
 namespace {
 
 constexpr float kLeastScale = std::numeric_limits<float>::epsilon();
+// The least absmax of a block whose scale is a power of two.
+constexpr float kLeastMagnitude = 1e-4f;
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 void require(bool condition, const std::string& name, const std::string& what) {
@@ -19,6 +21,11 @@ void require(bool condition, const std::string& name, const std::string& what) {
 
 float clamp(float x, float low, float high) {
   return std::min(std::max(x, low), high);
+}
+
+// Returns the least power of two that is not below x, a positive normal number.
+float power_of_two_above(float x) {
+  return std::bit_cast<float>((std::bit_cast<uint32_t>(x) + 0x7FFFFFu) & 0x7F800000u);
 }
 
 void check_shape(std::span<const float> x_TI, int64_t num_in) {
@@ -58,6 +65,7 @@ void InputFormat::fields(FieldVisitor& visit, const InputChoices& choices) {
   }
   visit.decided("scale", scale);
   visit.decided("zero", zero);
+  visit.decided("power_of_two_scales", power_of_two_scales);
   visit.decided("outliers", outliers);
   visit.decided("outlier_threshold", outlier_threshold);
 }
@@ -69,6 +77,10 @@ void validate(const InputFormat& format, int64_t num_in, const std::string& name
   if (format.type == InputType::fp8) require(format.symmetric, name, "fp8 is symmetric, found a format with a zero");
   if (format.range == InputRange::block) {
     require(format.type == InputType::fp8, name, "only fp8 has the range block, found another type");
+  }
+  if (format.power_of_two_scales) {
+    require(format.range == InputRange::block, name,
+            "scales that are powers of two go with the range block, found " + std::string(name_of(format.range)));
   }
   if (format.type == InputType::nvfp4) {
     require(format.symmetric, name, "nvfp4 is symmetric, found a format with a zero");
@@ -115,6 +127,7 @@ std::string input_format_name(const InputFormat& format) {
   if (format.range == InputRange::tensor) name += "seq";
   if (format.range == InputRange::static_) name += "fixed";
   if (format.range == InputRange::block) name += "block";
+  if (format.power_of_two_scales) name += "e8m0";
   if (format.has_outliers()) name += "+outliers";
   return name;
 }
@@ -154,6 +167,7 @@ InputGrid input_grid(const InputFormat& format, const InputExtremes& extremes) {
   if (format.symmetric) {
     const float largest = std::max(-extremes.low, extremes.high);
     grid.scale = largest / (format.type == InputType::fp8 ? kLargestFp8 : 127.5f);
+    if (format.power_of_two_scales) grid.scale = power_of_two_above(std::max(largest, kLeastMagnitude) / kLargestFp8);
   } else {
     grid.scale = (extremes.high - extremes.low) / 255.0f;
     if (grid.scale != 0.0f) {
@@ -197,8 +211,7 @@ void round_to_fp8(std::span<float> x, const InputGrid& grid) {
   }
 }
 
-void round_to_fp8_blocks(std::span<float> x) {
-  const InputFormat format{.type = InputType::fp8, .range = InputRange::block};
+void round_to_fp8_blocks(const InputFormat& format, std::span<float> x) {
   for (size_t first = 0; first < x.size(); first += kFp8Block) {
     const std::span<float> block = x.subspan(first, std::min(static_cast<size_t>(kFp8Block), x.size() - first));
     round_to_fp8(block, input_grid(format, input_extremes(block)));
@@ -340,7 +353,7 @@ void fake_quantize(const InputFormat& format, std::span<float> x_TI, int64_t num
     if (format.has_outliers()) {
       grid = outlier_row_codes(format, row, columns, limit, codes);
     } else if (format.range == InputRange::block) {
-      round_to_fp8_blocks(row);
+      round_to_fp8_blocks(format, row);
       continue;
     } else {
       grid = input_grid(format, format.range == InputRange::token ? input_extremes(row) : all);

@@ -11,10 +11,11 @@
 // lifecycle/forward_helpers.py: _quantize_dequantize). It leaves two things open. Here, if all x are 0, the zero is 0;
 // and a NaN (or, where the range is measured, an infinity) makes the row's scale NaN, so that it reaches every output.
 //
-//
 // fp8 with the range "block": every 128 neighbouring values of a row have a scale of their own, as above; the last
 //        ones may be fewer. Engines round so for weights with a scale for each block of 128 x 128 (DeepSeek-V3,
 //        arXiv 2412.19437, section 3.3.2).
+//        With power_of_two_scales, scale = 2^ceil(log2(max(absmax, 10^-4) / 448)), and log2 is exact. DeepSeek-V3.1 and
+//        later are published for that ("scale_fmt": "ue8m0"; inference/kernel.py of DeepSeek-V3.2-Exp: act_quant).
 //
 // nvfp4: every 16 neighbouring values of a row have a scale of their own, beside one factor g of all inputs that
 //        calibration found: g = 448 * 6 / (largest magnitude), so that the scales use the whole range of E4M3.
@@ -93,8 +94,9 @@ struct InputFormat {
   InputType type = InputType::plain;
   InputRange range = InputRange::token;
   bool symmetric = true;
-  float scale = 0.0f;  // of a fixed range; of nvfp4 the factor g
-  int zero = 0;        // of a fixed asymmetric range
+  float scale = 0.0f;                // of a fixed range; of nvfp4 the factor g
+  int zero = 0;                      // of a fixed asymmetric range
+  bool power_of_two_scales = false;  // of blocks of fp8
   OutlierRule outliers = OutlierRule::none;
   float outlier_threshold = 0.0f;
   std::vector<int32_t> outlier_columns = {};  // ascending; for OutlierRule::columns
@@ -123,14 +125,14 @@ struct InputFormat {
 void drop_small(std::span<float> x, float threshold);
 
 // Checks that the fields fit each other and num_in columns. Throws std::invalid_argument naming `name` for fp8 or nvfp4
-// with a zero or outliers, the range of a block without fp8, and outliers with a range other than a token's. Also for a
-// fixed scale that is not positive and finite, a zero outside [-128, 127], a threshold that is not positive, columns
-// out of order or of range, and a sparsity threshold that is negative or not finite. nvfp4 needs the range of a token,
-// a factor from 1.2e-38 to 8.5e+37 and whole blocks.
+// with a zero or outliers, the range of a block without fp8, powers of two without that range, and outliers with a
+// range other than a token's. Also for a fixed scale that is not positive and finite, a zero outside [-128, 127], a
+// threshold that is not positive, columns out of order or of range, and a sparsity threshold that is negative or not
+// finite. nvfp4 needs the range of a token, a factor from 1.2e-38 to 8.5e+37 and whole blocks.
 void validate(const InputFormat& format, int64_t num_in, const std::string& name);
 
 // Returns a part of kernel names: "float" (plain), "a8", "a8z" (asymmetric), "a8seq", "a8fixed", "a8+outliers",
-// "afp8", "afp8block", "anvfp4"...
+// "afp8", "afp8block", "afp8blocke8m0", "anvfp4"...
 std::string input_format_name(const InputFormat& format);
 
 // One row's grid.
@@ -155,8 +157,8 @@ InputGrid input_grid(const InputFormat& format, const InputExtremes& extremes);
 void input_codes(std::span<const float> x, InputGrid& grid, std::span<int8_t> codes);
 // x[i] becomes its fp8 value on the grid; NaN stays NaN.
 void round_to_fp8(std::span<float> x, const InputGrid& grid);
-// The blocks of a row x become their fp8 values, each on its own grid.
-void round_to_fp8_blocks(std::span<float> x);
+// The blocks of a row x become their fp8 values, each on its own grid of the format, which has the range of a block.
+void round_to_fp8_blocks(const InputFormat& format, std::span<float> x);
 // Whole blocks of x become their nvfp4 values.
 void round_to_nvfp4(std::span<float> x, float factor);
 // Returns the type in which a file holds `scale`, where other scales are of type scale_dtype.

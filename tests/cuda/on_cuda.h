@@ -86,6 +86,7 @@ inline std::vector<InputFormat> input_formats() {
           {.type = InputType::fp8, .range = InputRange::static_, .scale = 0x1p-6f},
           {.type = InputType::nvfp4, .scale = 64.0f},
           {.type = InputType::fp8, .range = InputRange::block},
+          {.type = InputType::fp8, .range = InputRange::block, .power_of_two_scales = true},
           outliers(OutlierRule::absolute, 6.0f),
           outliers(OutlierRule::relative, 3.0f),
           outliers(OutlierRule::columns, 0.0f),

@@ -349,6 +349,70 @@ TEST(Fp8, PowersOfTwoInABlockAreRead) {
   EXPECT_EQ(dequantize(linear.weight), (std::vector<float>{0.5f, 1.0f, 0x1p-127f, 0x1p127f}));
 }
 
+// --- powers of two ---
+
+// The configuration of DeepSeek-V3.1.
+Json config_of_powers() {
+  Json config = published_config();
+  config["scale_fmt"] = "ue8m0";
+  return config;
+}
+
+TEST(Fp8, ScalesOfInputsArePowersOfTwoWhereTheConfigurationSaysSo) {
+  for (const char* const format : {"float", "ue8m0"}) {
+    Json config = published_config();
+    config["scale_fmt"] = format;
+    const InputFormat input = Fp8Config::parse(config.dump(), "c").scheme.input;
+    EXPECT_EQ(input.range, InputRange::block);
+    EXPECT_EQ(input.power_of_two_scales, std::string(format) == "ue8m0");
+  }
+  EXPECT_FALSE(Fp8Config::parse(published_config().dump(), "c").scheme.input.power_of_two_scales);
+  Json config = config_of_powers();
+  config["weight_block_size"] = nullptr;
+  refused(config, {"scale_fmt", "ue8m0", "\"float\"", "weight_block_size"});
+}
+
+TEST(Fp8, PowersOfTwoAreWrittenAndNoOtherContainerHoldsThem) {
+  PackScheme scheme = block_scheme(std::string(kFp8Container), 300);
+  const PackScheme plain = scheme;
+  scheme.input.power_of_two_scales = true;
+  const std::vector<StoredModule> modules = {{"m", scheme}};
+  const Json written = Json::parse(fp8_container().config_json(modules, {}));
+  EXPECT_EQ(written.at("scale_fmt"), "ue8m0");
+  EXPECT_EQ(Fp8Config::parse(written.dump(), "c").scheme.input, scheme.input);
+  const std::vector<StoredModule> both = {{"m", scheme}, {"n", plain}};
+  EXPECT_FALSE(fp8_container().accepts_together(both));
+  PackScheme other = block_scheme(std::string(kCompressedTensors), 300);
+  EXPECT_TRUE(container_format(kCompressedTensors).accepts(other, 130, 300));
+  other.input.power_of_two_scales = true;
+  EXPECT_NE(container_format(kCompressedTensors).accepts(other, 130, 300).reason.find("powers of two"),
+            std::string::npos);
+}
+
+// A model of transformers, once more as DeepSeek-V3.1 states it: its linears round inputs as the oracle of
+// input_format_test.cpp has it, so its logits are others.
+TEST(Fp8, AModelWithPowersOfTwoRoundsOtherwise) {
+  TemporaryFolder folder;
+  fs::copy(golden("qwen3"), folder.path(), fs::copy_options::recursive);
+  Json config = Json::parse(read_text_file(folder.path() / "config.json"));
+  config["quantization_config"]["scale_fmt"] = "ue8m0";
+  write_file_atomically(folder.path() / "config.json", config.dump());
+  const TokenWindows windows = read_npy(golden("qwen3") / "ids.npy");
+  const auto logits_of = [&](const fs::path& path, const std::string& backend_name) {
+    const auto backend = backend_named(backend_name);
+    const Checkpoint checkpoint = Checkpoint::open(path);
+    Transformer model = Transformer::load(checkpoint, *backend);
+    return prefill_logits(model, windows.ids_NT, windows.num_windows);
+  };
+  const std::vector<float> expected = logits_of(folder.path(), "reference");
+  const double change = rms(logits_of(golden("qwen3"), "reference"), expected);
+  EXPECT_GT(change, 0.0);
+  // As above, few inputs lie on an edge between codes.
+  for (const std::string& name : backend_names()) {
+    EXPECT_LT(rms(logits_of(folder.path(), name), expected), 0.35 * change) << name;
+  }
+}
+
 // --- what is refused ---
 
 TEST(Fp8, ConfigurationsThatAreNotReadAreRefusedByKey) {

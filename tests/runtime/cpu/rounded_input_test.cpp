@@ -49,6 +49,7 @@ std::vector<NamedFormat> formats() {
           {"fp8_token", {.type = InputType::fp8}},
           {"fp8_sequence", {.type = InputType::fp8, .range = InputRange::tensor}},
           {"fp8_blocks", {.type = InputType::fp8, .range = InputRange::block}},
+          {"fp8_blocks_e8m0", {.type = InputType::fp8, .range = InputRange::block, .power_of_two_scales = true}},
           {"fp8_fixed", {.type = InputType::fp8, .range = InputRange::static_, .scale = 0.01f}},
           {"nvfp4", {.type = InputType::nvfp4, .scale = 448.0f * 6.0f / 40.0f}},
           {"outliers_absolute", outliers(OutlierRule::absolute, 6.0f, {})},

@@ -32,12 +32,23 @@ def in_fp8_blocks(x):
     return fake_quantize(padded, scale, zero, args)[..., :width]
 
 
+def in_fp8_blocks_of_powers(x):
+    """DeepSeek's act_quant with scale_fmt "ue8m0", in torch. Zeros fill the last block."""
+    width = x.shape[-1]
+    padded = torch.nn.functional.pad(x, (0, -width % 128)).unflatten(-1, (-1, 128))
+    scale = torch.exp2(torch.ceil(torch.log2(padded.abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448)))
+    kept = (padded / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+    return kept.flatten(-2)[..., :width]
+
+
 def by_package(x, plan, ranging=None):
     """x on the grid that the package finds for `ranging`, which is x itself where not given."""
     if plan["has_blocks"]:
         return in_blocks(x, torch.tensor([plan["scale"]]))
     if plan["strategy"] == "block":
         return in_fp8_blocks(x)
+    if plan["strategy"] == "block_of_powers":
+        return in_fp8_blocks_of_powers(x)
     args = QuantizationArgs(num_bits=8, type=plan["type"], symmetric=plan["symmetric"], dynamic=plan["dynamic"],
                             strategy=plan["strategy"])
     if plan["dynamic"]:

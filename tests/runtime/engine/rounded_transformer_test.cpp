@@ -114,6 +114,11 @@ std::vector<Scheme> schemes() {
            &kFp8Code,
            true},
           {"fp8_blocks", {.type = InputType::fp8, .range = InputRange::block}, 8, 16, &kFp8Code},
+          {"fp8_blocks_e8m0",
+           {.type = InputType::fp8, .range = InputRange::block, .power_of_two_scales = true},
+           8,
+           16,
+           &kFp8Code},
           {"w4_nvfp4_inputs", {.type = InputType::nvfp4, .scale = 448.0f * 6.0f / 8.0f}, 4, 8},
           {"llm_int8", outliers},
           {"llm_int8_asymmetric", asymmetric_outliers}};
@@ -256,6 +261,7 @@ TEST(RoundedTransformerPython, TransformersGivesTheSameLogits) {
                     {"type", input.type == InputType::int8 ? "int" : "float"},
                     {"has_blocks", input.type == InputType::nvfp4},
                     {"strategy", input.range == InputRange::token   ? "token"
+                                 : input.power_of_two_scales        ? "block_of_powers"
                                  : input.range == InputRange::block ? "block"
                                                                     : "tensor"},
                     {"symmetric", input.symmetric},

@@ -249,6 +249,70 @@ TEST(Fp8Blocks, ABlockHasAScaleOfItsOwn) {
   EXPECT_EQ(x[327], 40.0f);
 }
 
+// Returns what act_quant of DeepSeek-V3.2-Exp's inference/kernel.py keeps of a block, in plain loops of float64: a
+// power of two is found by doubling, and a code by looking at all of them. Ties go to the even code.
+std::vector<float> deepseek_block(std::span<const float> x) {
+  double largest = 1e-4f;
+  for (const float value : x) largest = std::max(largest, std::abs(static_cast<double>(value)));
+  double scale = 0x1p-40;
+  while (scale * 448.0 < largest) scale *= 2.0;
+  std::vector<float> kept;
+  for (const float value : x) {
+    int nearest = 0;
+    for (int code = 1; code <= 0x7E; ++code) {
+      const auto distance = [&](int c) {
+        return std::abs(std::abs(static_cast<double>(value)) / scale - fp8_to_float(static_cast<uint8_t>(c)));
+      };
+      const double gain = distance(nearest) - distance(code);
+      if (gain > 0.0 || (gain == 0.0 && code % 2 == 0)) nearest = code;
+    }
+    const double magnitude = fp8_to_float(static_cast<uint8_t>(nearest)) * scale;
+    kept.push_back(static_cast<float>(std::copysign(magnitude, static_cast<double>(value))));
+  }
+  return kept;
+}
+
+// Rows of all magnitudes, and rows whose largest value is 448 times a power of two, or one of its neighbours.
+TEST(Fp8Blocks, WithPowersOfTwoAreDeepSeeks) {
+  const InputFormat format = {.type = InputType::fp8, .range = InputRange::block, .power_of_two_scales = true};
+  const int64_t width = 300;
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  std::vector<float> x, expected;
+  for (int exponent = -30; exponent < 30; ++exponent) {
+    for (const float direction : {-kInfinity, 0.0f, kInfinity}) {
+      std::vector<float> row(static_cast<size_t>(width));
+      for (float& value : row) value = std::ldexp(normal(random), exponent);
+      const float edge = std::ldexp(448.0f, exponent);
+      row[5] = direction == 0.0f ? edge : std::nextafter(edge, direction);
+      for (size_t i = 128; i < 256; ++i) row[i] *= 0x1p-7f;
+      if (exponent == 3) std::fill(row.begin() + 128, row.begin() + 256, 0.0f);
+      for (size_t first = 0; first < row.size(); first += 128) {
+        const std::span<const float> rest = std::span(row).subspan(first);
+        const std::vector<float> kept = deepseek_block(rest.first(std::min<size_t>(rest.size(), 128)));
+        expected.insert(expected.end(), kept.begin(), kept.end());
+      }
+      x.insert(x.end(), row.begin(), row.end());
+    }
+  }
+  fake_quantize(format, x, width);
+  for (size_t i = 0; i < x.size(); ++i) ASSERT_EQ(x[i], expected[i]) << "row " << i / 300 << ", column " << i % 300;
+}
+
+// With scales that are no powers of two, 450 and 3 would be on the grid of 450 / 448.
+TEST(Fp8Blocks, APowerOfTwoIsRoundedUp) {
+  const InputFormat format = {.type = InputType::fp8, .range = InputRange::block, .power_of_two_scales = true};
+  std::vector<float> x = {450.0f, -3.0f, 0x1p-8f, 17.0f};  // the scale is 2, and its least step 2^-8
+  fake_quantize(format, x, 4);
+  EXPECT_EQ(x, (std::vector<float>{448.0f, -3.0f, 0x1p-8f, 16.0f}));
+  x = {0.0f, 1e-9f, -0x1p-31f, 0x1p-32f};  // 10^-4 / 448 is between 2^-23 and 2^-22, and the step 2^-31
+  fake_quantize(format, x, 4);
+  EXPECT_EQ(x, (std::vector<float>{0.0f, 0x1p-30f, -0x1p-31f, 0.0f}));
+  x = {1.0f, kNaN, kInfinity, 0.0f};
+  fake_quantize(format, x, 4);
+  for (const float value : x) EXPECT_TRUE(std::isnan(value));
+}
+
 TEST(InputFormat, RefusesWhatDoesNotGoTogether) {
   const auto refused = [](InputFormat format, std::initializer_list<std::string> parts) {
     expect_error<std::invalid_argument>([&] { validate(format, 8, "q_proj"); }, parts);
@@ -265,6 +329,7 @@ TEST(InputFormat, RefusesWhatDoesNotGoTogether) {
   refused({.type = InputType::int8, .outliers = OutlierRule::columns, .outlier_columns = {8}}, {"below 8", "8"});
   refused({.type = InputType::nvfp4, .scale = 1.0f}, {"q_proj", "blocks of 16", "8 inputs"});
   refused({.type = InputType::int8, .range = InputRange::block}, {"q_proj", "only fp8", "block"});
+  refused({.type = InputType::fp8, .power_of_two_scales = true}, {"q_proj", "powers of two", "block", "token"});
   const auto refused_nvfp4 = [](InputFormat format, std::initializer_list<std::string> parts) {
     format.type = InputType::nvfp4;
     expect_error<std::invalid_argument>([&] { validate(format, 16, "q_proj"); }, parts);
