@@ -24,17 +24,12 @@ std::string string_field(const nlohmann::json& object, const char* name, bool is
   return found->get<std::string>();
 }
 
-void add_prompt(std::vector<std::string>& prompts, std::string prompt, const std::string& where) {
-  if (prompt.empty()) throw std::runtime_error(where + ": the prompt is empty");
-  prompts.push_back(std::move(prompt));
-}
-
 SourceTexts read_prompt_lines(const std::string& text, const std::string& path, const Tokenizer* tokenizer) {
   if (auto chats = read_conversations(text, path, tokenizer, ChatPart::to_be_answered)) return *chats;
   SourceTexts prompts;
   for_each_line(text, path, [&](std::string_view line, const std::string& where) {
-    add_prompt(prompts.texts,
-               string_field(parse_json(line, where, Nul::allowed), "prompt", /*is_optional=*/false, where), where);
+    prompts.texts.push_back(
+        string_field(parse_json(line, where, Nul::allowed), "prompt", /*is_optional=*/false, where));
   });
   return prompts;
 }
@@ -51,7 +46,7 @@ std::vector<std::string> read_prompt_items(const std::string& text, const std::s
         .input = string_field(items[i], "input", /*is_optional=*/true, where),
         .references = {}};
     if (example.instruction.empty()) throw std::runtime_error(where + ": the instruction is empty");
-    add_prompt(prompts, make_prompt(example, AnswerOptions().prompt_template), where);
+    prompts.push_back(make_prompt(example, AnswerOptions().prompt_template));
   }
   return prompts;
 }

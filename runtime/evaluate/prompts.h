@@ -15,7 +15,8 @@ namespace pare::runtime {
 // of objects with the field "instruction" and perhaps "input"; others are not read. make_prompt puts them into the
 // default template with which answers are scored (runtime/evaluate/instruction_data.h).
 // Throws std::invalid_argument for another extension. Throws std::runtime_error (path and line or item, expected,
-// found) for wrong content, a file without prompts and an empty prompt, and what ChatTemplate throws.
+// found) for wrong content, a file without prompts and an empty instruction, and what ChatTemplate throws. A prompt may
+// be empty: a model whose tokenizer begins texts with a token of its own starts from that.
 SourceTexts read_prompts(const std::filesystem::path& path, const Tokenizer* tokenizer);
 
 }  // namespace pare::runtime

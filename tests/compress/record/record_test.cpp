@@ -777,7 +777,6 @@ TEST_F(Record, ReadsPromptsAndInstructions) {
   };
   expect_refused("p.jsonl", "{\"prompt\": \"a\"}\n{\"prompt\": 3}\n", {"p.jsonl:2", "'prompt'", "found number"});
   expect_refused("p.jsonl", "{\"text\": \"a\"}\n", {"p.jsonl:1", "'prompt'", "no such field"});
-  expect_refused("p.jsonl", "{\"prompt\": \"\"}\n", {"p.jsonl:1", "empty"});
   expect_refused("p.jsonl", "{\"prompt\": \n", {"p.jsonl:1", "not valid JSON"});
   expect_refused("p.jsonl", "\n \n", {"p.jsonl", "no prompts"});
   expect_refused("p.json", "{}", {"p.json", "expected an array", "found object"});

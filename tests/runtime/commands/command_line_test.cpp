@@ -437,6 +437,20 @@ TEST_F(PareRuntime, GenerateContinuesThePromptsOfAFile) {
             drawn["generations"]);
 }
 
+// A model that begins texts with a token of its own starts from that, however the prompt is given.
+TEST_F(PareRuntime, GenerateContinuesAnEmptyPrompt) {
+  const std::filesystem::path file = folder_.path() / "prompts.jsonl";
+  std::ofstream(file) << "{\"prompt\": \"\"}\n{\"prompt\": \"Hello\"}\n";
+  const std::string words = "generate " + model_.string() + " --max-tokens 9 ";
+  const nlohmann::json alone = run_json(words + "--prompt ''");
+  EXPECT_EQ(alone["prompt_tokens"], 1);  // <s>
+  const nlohmann::json all = run_json(words + "--prompts " + file.string());
+  ASSERT_EQ(all["generations"].size(), 2u);
+  for (const char* key : {"prompt", "text", "ids", "stopped_by", "prompt_tokens", "tokens"}) {
+    EXPECT_EQ(all["generations"][0][key], alone[key]) << key;
+  }
+}
+
 TEST_F(PareRuntime, PromptsThatCannotBeContinuedAreRefused) {
   const std::filesystem::path file = folder_.path() / "prompts.jsonl";
   const std::string words = "generate " + model_.string() + " --max-tokens 9 --prompts " + file.string();
