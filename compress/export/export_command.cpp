@@ -4,10 +4,12 @@
 #include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "compress/export/export_model.h"
+#include "compress/report/source_card.h"
 #include "compress/run/pipeline.h"
 #include "compress/run/run_data.h"
 #include "compress/run/torch_errors.h"
@@ -94,6 +96,19 @@ std::vector<std::string> gguf_lines(const runtime::GgufExport& result) {
   return lines;
 }
 
+// Returns the licences that the model's card names, as the package gguf writes them; "" without any.
+std::string licences_of(const std::filesystem::path& directory, std::vector<std::string>& notes) {
+  const std::optional<std::string> name = source_card_name(directory);
+  if (!name) return "";
+  const CardHead head = card_head_of(directory, *name);
+  std::string text;
+  for (const std::string& licence : head.values("license")) text += (text.empty() ? "" : ",") + licence;
+  if (text.empty() && !head.problems.empty()) {
+    notes.push_back("the file names no licence, since the head of '" + *name + "' cannot be read: see 'pare card'");
+  }
+  return text;
+}
+
 Written write_gguf(runtime::NamedModel& model, const std::filesystem::path& output, const runtime::GgufFormat& format,
                    bool lossless, const std::filesystem::path& statistics, runtime::Console& console) {
   if (lossless) refuse_changed_inputs(model.described());
@@ -107,11 +122,14 @@ Written write_gguf(runtime::NamedModel& model, const std::filesystem::path& outp
   };
   runtime::require_disk_space(output, planned.num_weight_bytes);
   const auto progress = runtime::stage(console, "export", "tensors");
-  const runtime::GgufExport result = runtime::export_gguf(
+  std::vector<std::string> card_notes;
+  runtime::GgufExport result = runtime::export_gguf(
       model.whole(), output, format,
-      {.lossless = lossless, .importance = importance, .progress = [&](int64_t done, int64_t total) {
-         progress(static_cast<double>(done), total);
-       }});
+      {.lossless = lossless,
+       .importance = importance,
+       .license = licences_of(model.described().directory(), card_notes),
+       .progress = [&](int64_t done, int64_t total) { progress(static_cast<double>(done), total); }});
+  result.notes.insert(result.notes.end(), card_notes.begin(), card_notes.end());
   Written written{std::string(format.name) + " in GGUF (" + result.architecture + ")",
                   result.num_bytes,
                   gguf_lines(result),

@@ -35,19 +35,6 @@ std::string type_name(GgufType type) {
   return std::string(gguf_block(static_cast<uint32_t>(type)).name);
 }
 
-// Returns the value of `license:` in the head of a model card; "" without one.
-std::string license_of(const fs::path& folder) {
-  if (!is_there(folder / "README.md")) return "";
-  const std::string text = read_text_file(folder / "README.md");
-  const std::string key = "\nlicense:";
-  if (!text.starts_with("---\n")) return "";
-  const size_t end = text.find("\n---", 3), at = text.find(key);
-  if (at == std::string::npos || end == std::string::npos || at > end) return "";
-  const size_t begin = text.find_first_not_of(" \t'\"", at + key.size());
-  const size_t stop = text.find_first_of("'\"\r\n", begin);
-  return begin == std::string::npos ? "" : text.substr(begin, stop - begin);
-}
-
 // A file of this checkpoint in the making.
 struct Draft {
   const DecoderFamily* family = nullptr;
@@ -144,7 +131,6 @@ void set_general_keys(const Checkpoint& checkpoint, const GgufFormat& format, Dr
   const fs::path folder = fs::weakly_canonical(checkpoint.directory());
   metadata.set_text("general.type", "model");
   if (!folder.filename().empty()) metadata.set_text("general.name", folder.filename().string());
-  if (const std::string license = license_of(folder); !license.empty()) metadata.set_text("general.license", license);
   metadata.set_unsigned("general.file_type", file_type_of(draft, format));
   metadata.set_unsigned("general.quantization_version", 2);
   for (const auto& [name, text] : read_chat_templates(checkpoint.directory())) {
@@ -298,6 +284,7 @@ GgufExport export_gguf(const Checkpoint& checkpoint, const fs::path& out, const 
   PartialOutput partial(output, "export", PartialOutput::Remains::worthless);
   check_read_back(checkpoint, partial.result(), draft);
   if (options.lossless) refuse_losses(checkpoint, draft);
+  if (!options.license.empty()) draft.metadata.set_text("general.license", options.license);
   GgufExport result = describe(draft);
   std::vector<StreamedGgufTensor> tensors = streamed(draft);
   const auto total = static_cast<int64_t>(tensors.size());

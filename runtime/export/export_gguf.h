@@ -22,6 +22,8 @@ struct GgufExportOptions {
   // Returns how much an error in each column of a linear's weight counts: the mean square of its inputs, num_in values
   // that are not negative. Empty: all count alike. May be empty itself.
   std::function<std::span<const float>(const LinearDescription&)> importance = {};
+  // The file's general.license, which the model's card names; "": none.
+  std::string license = {};
   // Called with (tensors done, tensors). May be empty.
   std::function<void(int64_t, int64_t)> progress = {};
 };

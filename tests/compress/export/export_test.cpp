@@ -546,6 +546,49 @@ TEST_F(Export, WidthsBetweenThoseOfFormatsAreWidened) {
   }
 }
 
+// The card's head is YAML, in whichever of its forms. Several licences are joined as the package gguf does.
+TEST_F(Export, TheLicenceOfTheCardIsTheFiles) {
+  fs::copy(family("llama_gqa_untied"), at("model"), fs::copy_options::recursive);
+  const std::vector<std::pair<std::string, std::string>> cards = {
+      {"---\nlicense: apache-2.0 # a comment\ntags: [license]\n---\nlicense: mit\n", "apache-2.0"},
+      {"\xEF\xBB\xBF---\r\ntags:\r\n- x\r\n\"license\": 'mit'\r\n---\r\n", "mit"},
+      {"---\nlicense: [mit, apache-2.0]\n---\n", "mit,apache-2.0"},
+      {"---\nlanguage: en\n---\nlicense: mit\n", ""},
+      {"---\nlicense: [mit\n---\n", ""},
+      {"No head.\n", ""}};
+  for (size_t i = 0; i < cards.size(); ++i) {
+    SCOPED_TRACE(cards[i].first);
+    write_text(at("model/README.md"), cards[i].first);
+    const std::string file = std::to_string(i) + ".gguf";
+    const Json result = export_to("model", file, "f16");
+    const auto keys = GgufFile::open(at(file)).metadata();
+    EXPECT_EQ(keys.contains("general.license"), !cards[i].second.empty());
+    if (!cards[i].second.empty()) {
+      EXPECT_EQ(GgufFile::open(at(file)).text("general.license"), cards[i].second);
+    }
+    const bool is_noted = result.at("events").dump().find("names no licence") != std::string::npos;
+    EXPECT_EQ(is_noted, i == 4);
+  }
+}
+
+// DeepSeek-V3.1's inputs, whose scales are powers of two, have no words in compressed-tensors: the codes pass, and the
+// inputs stay as they are.
+TEST_F(Export, Fp8BlocksOfPowersLoseTheirInputs) {
+  fs::copy(fs::path(kSourceFolder) / "tests/golden/fp8/qwen3", at("model"), fs::copy_options::recursive);
+  Json config = Json::parse(bytes("model/config.json"));
+  config["quantization_config"]["scale_fmt"] = "ue8m0";
+  write_text(at("model/config.json"), config.dump());
+  refused("model", "compressed-tensors", {"--lossless", "rounded", "afp8blocke8m0"}, "--lossless");
+  const Outcome outcome = exported("model", "ct", "compressed-tensors");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("no longer rounded (afp8blocke8m0)"), std::string::npos) << outcome.out;
+  const Checkpoint source = Checkpoint::open(at("model")), written = Checkpoint::open(at("ct"));
+  for (const LinearDescription& linear : stored_linears(source)) {
+    EXPECT_EQ(weight(written, linear), weight(source, linear)) << linear.name;
+    EXPECT_TRUE(written.linear(linear).input.is_plain()) << linear.name;
+  }
+}
+
 // fp8 with scales of blocks: compressed-tensors holds them; other formats get what they stand for.
 TEST_F(Export, Fp8BlocksPass) {
   for (const char* const name : {"qwen3", "deepseek_v3"}) {
