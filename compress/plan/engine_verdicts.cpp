@@ -54,13 +54,22 @@ class Reasons {
   std::vector<std::string> reasons_;
 };
 
-// Follows get_moe_method of compressed_tensors_moe.py. An empty text means that the experts are read.
+// vLLM 0.33 asserts in compressed_tensors_moe_w8a8_fp8.py that ranges of experts' weights and inputs are of one kind.
+std::string unread_fp8_experts_of_vllm(const runtime::PackScheme& scheme) {
+  const runtime::InputFormat& input = scheme.input;
+  if (input.is_plain()) return "FP8 experts without rounded inputs are not read";
+  const bool is_of_tensor = input.range == runtime::InputRange::tensor || input.range == runtime::InputRange::static_;
+  if (!scheme.block.is_none() || is_of_tensor == scheme.per_tensor) return "";
+  return "FP8 experts are read with a scale per channel and inputs of range token, or with one scale per tensor and "
+         "inputs of range tensor or static";
+}
+
+// Follows get_moe_method of compressed_tensors_moe.py. An empty text means that the experts are read: so are all of
+// nvfp4 and mxfp4.
 std::string unread_experts_of_vllm(const runtime::PackScheme& scheme) {
   const runtime::InputFormat& input = scheme.input;
   const bool is_float = !scheme.is_dense() && !scheme.is_integer();
-  if (is_float && scheme.code->block != 0)
-    return "experts in " + std::string(scheme.code->name) + " codes are not read";
-  if (is_float) return input.is_plain() ? "FP8 experts without rounded inputs are not read" : "";
+  if (is_float) return scheme.code->block != 0 ? "" : unread_fp8_experts_of_vllm(scheme);
   if (input.is_plain()) return scheme.bits == 4 || scheme.bits == 8 ? "" : "experts are read only with 4 or 8 bits";
   const bool is_w8 = scheme.bits == 8 && scheme.group_size == runtime::kPerChannel;
   if (input.range == runtime::InputRange::token && scheme.symmetric && (is_w8 || scheme.bits == 4)) return "";
@@ -149,7 +158,8 @@ void judge_experts(const RunPlan& plan, const runtime::ModelDescription& model,
 }
 
 // transformers 5.17 decodes experts to the type of their scales, bfloat16 for a float32 model, and only its grouped
-// product multiplies them with inputs of another type. Found by running it on the small models of tests/golden.
+// product multiplies them with inputs of another type. Found by running it on the small models of tests/golden. Where
+// experts are mxfp4, all of the model works in bfloat16 alone, which the container says.
 void judge_experts_of_float32(const RunPlan& plan, const runtime::ModelDescription& model, Reasons& restrictions) {
   if (model.dtype != runtime::DType::F32 || model.stacks_experts) return;
   for (size_t b = 0; b < plan.blocks.size(); ++b) {

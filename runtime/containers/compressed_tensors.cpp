@@ -102,23 +102,6 @@ std::vector<int32_t> unpack_group_index(const TensorView& tensor) {
 
 // --- the formats with one byte for each weight ---
 
-bool is_float(const PackScheme& scheme) {
-  return !scheme.is_dense() && !scheme.is_integer();
-}
-
-bool is_packed(const PackScheme& scheme) {
-  return scheme.is_integer() && scheme.layout == CodeLayout::packed;
-}
-
-bool is_int_quantized(const PackScheme& scheme) {
-  return scheme.is_integer() && scheme.layout == CodeLayout::bytes;
-}
-
-// True for codes of 4 bits that are floats: two in a byte, in blocks.
-bool is_fp4(const PackScheme& scheme) {
-  return is_float(scheme) && scheme.code->block != 0;
-}
-
 std::vector<int64_t> scale_shape(const PackScheme& scheme, int64_t num_out, int64_t num_in) {
   if (!scheme.block.is_none()) return block_shape(scheme.block, num_out, num_in);
   if (scheme.per_tensor) return {1};
@@ -126,12 +109,12 @@ std::vector<int64_t> scale_shape(const PackScheme& scheme, int64_t num_out, int6
 }
 
 DType code_dtype(const PackScheme& scheme) {
-  return is_float(scheme) ? DType::F8_E4M3 : DType::I8;
+  return has_float_codes(scheme) ? DType::F8_E4M3 : DType::I8;
 }
 
 // Returns what must be added to stored bytes to give pare's codes: integer codes are signed in the container.
 int code_offset(const PackScheme& scheme) {
-  return is_float(scheme) ? 0 : 1 << (scheme.bits - 1);
+  return has_float_codes(scheme) ? 0 : 1 << (scheme.bits - 1);
 }
 
 [[noreturn]] void fail_scheme(const std::string& module, const std::string& what) {
@@ -184,7 +167,7 @@ void check_plain_tensors(const PackedTensors& tensors, const PackScheme& scheme,
                          const std::string& module) {
   require_tensor(tensors.plain, tensor_name(module, kPlainSuffix), code_dtype(scheme), {num_out, num_in});
   for (const auto& [tensor, suffix] : {std::pair{tensors.packed, kPackedSuffix}, {tensors.shape, kShapeSuffix}}) {
-    require_absent(tensor, module, suffix, is_float(scheme) ? "float-quantized" : "int-quantized");
+    require_absent(tensor, module, suffix, has_float_codes(scheme) ? "float-quantized" : "int-quantized");
   }
   const std::vector<int64_t> shape = scale_shape(scheme, num_out, num_in);
   check_scale_tensor(tensors.scale, shape, module, kScaleSuffix);
@@ -298,9 +281,9 @@ std::vector<OwnedTensor> pack_packed_format(const QuantizedWeight& weight, const
 std::vector<OwnedTensor> tensors_of(const StoredLinear& linear, const PackScheme& scheme, const std::string& module) {
   std::vector<OwnedTensor> tensors;
   if (!scheme.is_dense()) {
-    tensors = is_packed(scheme) ? pack_packed_format(linear.weight, module)
-              : is_fp4(scheme)  ? pack_fp4_format(linear.weight, scheme, module)
-                                : pack_plain_format(linear.weight, scheme, module);
+    tensors = is_pack_quantized(scheme) ? pack_packed_format(linear.weight, module)
+              : has_fp4_codes(scheme)   ? pack_fp4_format(linear.weight, scheme, module)
+                                        : pack_plain_format(linear.weight, scheme, module);
   }
   append_input_tensors(linear, module, tensors);
   return tensors;
@@ -340,7 +323,7 @@ void check_compressed_tensors(const PackedTensors& tensors, const PackScheme& sc
   }
   if (scheme.is_dense()) {
     check_dense_tensors(tensors, num_out, num_in, module);
-  } else if (is_packed(scheme)) {
+  } else if (is_pack_quantized(scheme)) {
     const int64_t num_groups = scheme.num_groups(num_in);
     check_shape_tensor(tensors.shape, num_out, num_in, module);
     check_packed_tensor(tensors.packed, scheme.bits, num_out, num_in, module);
@@ -353,13 +336,13 @@ void check_compressed_tensors(const PackedTensors& tensors, const PackScheme& sc
     }
   } else {
     check_scheme(scheme, module);
-    if (is_fp4(scheme)) {
+    if (has_fp4_codes(scheme)) {
       check_fp4_tensors(tensors, scheme, num_out, num_in, module);
     } else {
       check_plain_tensors(tensors, scheme, num_out, num_in, module);
     }
   }
-  if (!is_fp4(scheme)) require_absent(tensors.global_scale, module, kGlobalScaleSuffix, "no fp4 codes");
+  if (!has_fp4_codes(scheme)) require_absent(tensors.global_scale, module, kGlobalScaleSuffix, "no fp4 codes");
   if (scheme.act_order == StoredActOrder::group) {
     require_tensor(tensors.group_index, tensor_name(module, kGroupIndexSuffix), DType::I32, {num_in});
   } else {
@@ -379,13 +362,13 @@ QuantizedWeight unpack_compressed_tensors(const PackedTensors& tensors, const Pa
   weight.group_size = scheme.group_size;
   weight.symmetric = scheme.symmetric;
   weight.scale_dtype = tensors.scale->dtype;
-  if (is_packed(scheme)) {
+  if (is_pack_quantized(scheme)) {
     weight.codes_OI = unpack_bit_rows(tensors.packed->data, num_out, num_in, weight.bits);
     weight.scales_OG = unpack_scales(*tensors.scale);
     if (!scheme.symmetric) weight.zeros_OG = unpack_zeros(*tensors.zero_point, weight);
     if (scheme.act_order == StoredActOrder::group) weight.group_of_I = unpack_group_index(*tensors.group_index);
     widen_codes(weight, multiplied_width(scheme.bits));
-  } else if (is_fp4(scheme)) {
+  } else if (has_fp4_codes(scheme)) {
     unpack_fp4_format(tensors, scheme, weight);
   } else {
     unpack_plain_format(tensors, scheme, weight);
@@ -416,101 +399,21 @@ constexpr std::array kSuffixes = {kPackedSuffix,         kScaleSuffix,          
                                   kGroupIndexSuffix,     kPlainSuffix,           kGlobalScaleSuffix, kInputScaleSuffix,
                                   kInputZeroPointSuffix, kInputGlobalScaleSuffix};
 
-using Reasons = std::vector<std::string>;
-
-constexpr const char* kRegrouped = "act_order group is not read; use static";
-constexpr const char* kInputsAlone = "rounded inputs with dense weights are not read";
-
-bool is_dynamic_token(const InputFormat& input) {
-  return input.type == InputType::int8 && input.range == InputRange::token;
-}
-
-// Source: compressed_tensors.py: _get_scheme_from_parts, _quantization_scheme_map_from_config.
-Reasons unread_by_vllm(const PackScheme& scheme) {
-  if (scheme.is_dense()) return {kInputsAlone};
-  Reasons reasons;
-  if (scheme.act_order == StoredActOrder::group) reasons.emplace_back(kRegrouped);
-  const InputFormat& input = scheme.input;
-  if (is_packed(scheme)) {
-    if (!input.is_plain() && !(is_dynamic_token(input) && input.symmetric)) {
-      reasons.emplace_back(
-          "rounded inputs with packed weights are read only if they are symmetric and have a range per token");
-    }
-  } else if (is_int_quantized(scheme)) {
-    if (input.is_plain()) reasons.emplace_back("codes in bytes without rounded inputs are not read");
-    if (scheme.bits != 8) reasons.emplace_back("codes in bytes are read only with 8 bits");
-    if (scheme.group_size != kPerChannel)
-      reasons.emplace_back("groups of 8-bit weights with rounded inputs are not read");
-    if (!scheme.symmetric) reasons.emplace_back("asymmetric 8-bit weights with rounded inputs are not read");
-    if (input.range == InputRange::tensor && !input.is_plain()) {
-      reasons.emplace_back(
-          "int8 inputs with a dynamic range per tensor are not read; use a range per token or a static one");
-    }
-  }
-  return reasons;
-}
-
-// Source: base.py: dequant_model.
-Reasons unread_by_converter(const PackScheme& scheme) {
-  if (scheme.is_dense()) return {kInputsAlone};
-  Reasons reasons;
-  if (scheme.act_order == StoredActOrder::group) reasons.emplace_back(kRegrouped);
-  if (scheme.input.has_stored_scale()) {
-    reasons.emplace_back("the tensor with the stored range of inputs is not known there");
-  }
-  if (is_fp4(scheme)) return {"codes of the kind " + std::string(scheme.code->name) + " are not read"};
-  if (is_packed(scheme)) {
-    if (scheme.group_size == kPerChannel)
-      reasons.emplace_back("packed weights with one scale per channel are not read, only those in groups");
-    if (32 % scheme.bits != 0) {
-      reasons.emplace_back(std::to_string(scheme.bits) + "-bit codes are not read, because they lie across words");
-    }
-    return reasons;
-  }
-  if (scheme.per_tensor) reasons.emplace_back("one scale per tensor is not read, only one per channel");
-  if (scheme.group_size != kPerChannel && scheme.block.is_none())
-    reasons.emplace_back("groups of codes in bytes are not read");
-  if (!scheme.symmetric) reasons.emplace_back("zero points with codes in bytes are not read");
-  return reasons;
-}
-
 class CompressedTensorsContainer final : public ContainerFormat {
  public:
   std::string_view name() const override { return kCompressedTensors; }
   std::string_view method() const override { return kCompressedTensors; }
   std::span<const std::string_view> suffixes() const override { return kSuffixes; }
   std::span<const std::string_view> packages() const override { return {&kCompressedTensors, 1}; }
-  // Read in the sources of transformers 5.17 with compressed-tensors 0.19, of vLLM 0.33
-  // (compressed_tensors.py), and of llama.cpp's converter of 2026 (conversion/base.py).
   std::vector<std::string> unread_by(Engine engine, const PackScheme& scheme) const override {
-    switch (engine) {
-      case Engine::transformers_experts:
-        return is_packed(scheme) || (is_float(scheme) && !is_fp4(scheme))
-                   ? std::vector<std::string>()
-                   : std::vector<std::string>{std::string(kExpertFormats)};
-      case Engine::transformers:
-      case Engine::transformers_encoders:
-        if (scheme.act_order != StoredActOrder::group) return {};
-        return {kRegrouped};
-      case Engine::vllm:
-        return unread_by_vllm(scheme);
-      case Engine::llama_cpp:
-        return unread_by_converter(scheme);
-    }
-    return {};
+    return compressed_tensors_unread_by(engine, scheme);
   }
-  // compressed-tensors expands 4-bit floats to bfloat16, whatever the model's own type is. vLLM's Marlin kernels, for
-  // GPUs without products of FP4, multiply inputs as they are (kernels/linear/nvfp4/marlin.py).
   std::vector<std::string> read_only(Engine engine, const PackScheme& scheme) const override {
-    if (is_transformers(engine) && is_fp4(scheme)) return {"only with dtype=torch.bfloat16"};
-    if (engine == Engine::vllm && scheme.input.type == InputType::nvfp4) {
-      return {"nvfp4 inputs: rounded only on GPUs that multiply FP4; elsewhere weights alone are"};
-    }
-    return {};
+    return compressed_tensors_read_only(engine, scheme);
   }
   // vLLM's Humming kernels multiply other codes.
   bool runs_on_marlin(const PackScheme& scheme) const override {
-    return is_packed(scheme) && (scheme.bits == 4 || (scheme.bits == 8 && scheme.symmetric));
+    return is_pack_quantized(scheme) && (scheme.bits == 4 || (scheme.bits == 8 && scheme.symmetric));
   }
 
   // Codes are packed, except where engines expect them in bytes: 8 bits with rounded inputs. Packed codes have no place
@@ -519,7 +422,7 @@ class CompressedTensorsContainer final : public ContainerFormat {
     wanted.container = kCompressedTensors;
     if (!wanted.is_integer()) wanted.layout = CodeLayout::packed;
     const bool is_w8a8 = wanted.bits == 8 && !wanted.input.is_plain() && wanted.act_order != StoredActOrder::group;
-    if (is_packed(wanted) && (wanted.per_tensor || is_w8a8)) wanted.layout = CodeLayout::bytes;
+    if (is_pack_quantized(wanted) && (wanted.per_tensor || is_w8a8)) wanted.layout = CodeLayout::bytes;
     return wanted;
   }
 
@@ -564,7 +467,7 @@ class CompressedTensorsContainer final : public ContainerFormat {
            (scheme.per_tensor ? " bits; have one scale per channel" : " bits; use pack-quantized");
   }
   std::string why_not_shape(const PackScheme& scheme, int64_t, int64_t num_in) const override {
-    if (!is_fp4(scheme) || num_in % scheme.code->block == 0) return "";
+    if (!has_fp4_codes(scheme) || num_in % scheme.code->block == 0) return "";
     return "expected a multiple of " + std::to_string(scheme.code->block) + " inputs, found " + std::to_string(num_in);
   }
   int64_t size_bytes(const PackScheme& scheme, int64_t num_out, int64_t num_in,
@@ -572,7 +475,7 @@ class CompressedTensorsContainer final : public ContainerFormat {
     int64_t bytes = input_tensor_bytes(scheme.input, extent.input_scale_dtype);
     if (scheme.is_dense()) return bytes;
     const int64_t num_groups = scheme.num_groups(num_in);
-    if (is_fp4(scheme)) {
+    if (has_fp4_codes(scheme)) {
       return bytes + num_out * (num_in / kCodesPerByte + num_groups) + (scheme.code->has_tensor_scale ? 4 : 0);
     }
     int64_t num_scales = scheme.per_tensor ? 1 : num_out * num_groups;
@@ -581,7 +484,7 @@ class CompressedTensorsContainer final : public ContainerFormat {
       num_scales = blocks[0] * blocks[1];
     }
     bytes += num_scales * static_cast<int64_t>(dtype_size_bytes(extent.scale_dtype));
-    if (!is_packed(scheme)) return bytes + num_out * num_in + (scheme.symmetric ? 0 : num_scales);
+    if (!is_pack_quantized(scheme)) return bytes + num_out * num_in + (scheme.symmetric ? 0 : num_scales);
     bytes += num_out * bit_stream_words(num_in, scheme.bits) * 4 + 2 * int64_t{8};  // the shape
     if (!scheme.symmetric) bytes += bit_stream_words(num_out, scheme.bits) * num_groups * 4;
     if (scheme.act_order == StoredActOrder::group) bytes += num_in * 4;

@@ -55,6 +55,21 @@ inline constexpr std::string_view kGroupIndexSuffix = ".weight_g_idx";
 inline constexpr std::string_view kPlainSuffix = ".weight";
 inline constexpr std::string_view kGlobalScaleSuffix = ".weight_global_scale";
 
+// The formats of the package, as a scheme says them.
+inline bool has_float_codes(const PackScheme& scheme) {
+  return !scheme.is_dense() && !scheme.is_integer();
+}
+inline bool is_pack_quantized(const PackScheme& scheme) {
+  return scheme.is_integer() && scheme.layout == CodeLayout::packed;
+}
+inline bool is_int_quantized(const PackScheme& scheme) {
+  return scheme.is_integer() && scheme.layout == CodeLayout::bytes;
+}
+// True for codes of 4 bits that are floats: two in a byte, in blocks.
+inline bool has_fp4_codes(const PackScheme& scheme) {
+  return has_float_codes(scheme) && scheme.code->block != 0;
+}
+
 // This is what the container says of codes that are floats.
 struct FloatFormat {
   const WeightCode* code;
@@ -116,6 +131,11 @@ std::string quantization_config_json(std::span<const StoredModule> modules, std:
 // Returns what is wrong with a scheme as a whole; empty: nothing. No other place knows which combinations the
 // container's readers accept.
 std::string compressed_tensors_problem(const PackScheme& scheme);
+
+// Return what ContainerFormat::unread_by and read_only say. Read in the sources of transformers 5.17 with
+// compressed-tensors 0.19, of vLLM 0.33, and of llama.cpp's converter of 2026.
+std::vector<std::string> compressed_tensors_unread_by(Engine engine, const PackScheme& scheme);
+std::vector<std::string> compressed_tensors_read_only(Engine engine, const PackScheme& scheme);
 
 // A quantization_config as read. Lookup follows the package (utils/match.py). Ignored modules are not quantized.
 // Otherwise an exact name wins over a regular expression ("re:..."), which wins over a class name ("Linear",

@@ -323,6 +323,10 @@ TEST(EngineVerdicts, OfExperts) {
   expect_loads("passes:\n  - fp8: {activations: none}\n", {true, false, true}, mixture);
   expect_loads("passes:\n  - rtn: {bits: 4, group_size: 32}\n    layers: {exclude: [\"*.experts.1.*\"]}\n",
                {false, false, true}, mixture);
+  expect_loads("passes:\n  - fp8: {}\n", {false, true, true}, mixture);
+  expect_loads("passes:\n  - fp8: {per_tensor: true}\n", {false, false, false}, mixture);
+  expect_loads("passes:\n  - fp8: {per_tensor: true, activations: {range: tensor}}\n", {false, true, false}, mixture);
+  expect_loads("passes:\n  - fp8: {activations: {range: tensor}}\n", {false, false, true}, mixture);
   // Experts that stay as they are, beside layers in codes.
   const std::string plain_experts = "    layers: {exclude: [\"*.experts.*\"]}\n";
   expect_loads("passes:\n  - rtn: {bits: 4, group_size: 32}\n" + plain_experts, {false, true, true}, mixture);
@@ -346,6 +350,44 @@ TEST(EngineVerdicts, ExpertsOfFloat32AreRounded) {
   EXPECT_TRUE(says("passes:\n  - rtn: {bits: 4, group_size: 32}\n", "mixtral_experts"));
   EXPECT_FALSE(says("passes:\n  - magnitude: {}\n", "mixtral_experts"));
   EXPECT_FALSE(says("passes:\n  - rtn: {bits: 4, group_size: 32}\n", "llama_gqa_untied"));
+}
+
+// What transformers 5.17 makes of these results is what interoperability_test.cpp compares. In float32 it stops with
+// "expected m1 and m2 to have the same dtype".
+TEST(EngineVerdicts, ExpertsInFloatsOfFourBits) {
+  for (const char* const model : {"qwen3_moe_fused", "qwen3_moe_dense_block_bf16"}) {
+    SCOPED_TRACE(model);
+    const auto mxfp4 = verdicts_of("passes:\n  - rtn: {code: mxfp4}\n", model);
+    EXPECT_TRUE(verdict_of("transformers", mxfp4).loads);
+    EXPECT_EQ(verdict_of("transformers", mxfp4).reasons, std::vector<std::string>{"only with dtype=torch.bfloat16"});
+    EXPECT_TRUE(verdict_of("vLLM", mxfp4).loads);
+    const auto nvfp4 = verdicts_of("passes:\n  - rtn: {code: nvfp4}\n", model);
+    EXPECT_FALSE(verdict_of("transformers", nvfp4).loads);
+    ASSERT_EQ(verdict_of("transformers", nvfp4).reasons.size(), 1u);
+    EXPECT_NE(verdict_of("transformers", nvfp4).reasons[0].find("factor of nvfp4 weights"), std::string::npos);
+    EXPECT_TRUE(verdict_of("vLLM", nvfp4).loads);
+    EXPECT_TRUE(verdict_of("vLLM", nvfp4).reasons.empty());
+  }
+}
+
+TEST(EngineVerdicts, OfFp8SayWhatVllmDoesOtherwise) {
+  using Texts = std::vector<std::string>;
+  const auto reasons = [](const std::string& options) {
+    const EngineVerdict verdict = verdict_of("vLLM", verdicts_of("passes:\n  - fp8: {" + options + "}\n"));
+    EXPECT_TRUE(verdict.loads) << options;
+    return verdict.reasons;
+  };
+  const auto has = [](const Texts& texts, const std::string& part) {
+    return std::ranges::any_of(texts, [&](const std::string& text) { return text.find(part) != std::string::npos; });
+  };
+  EXPECT_EQ(reasons("activations: none"), Texts());
+  EXPECT_EQ(reasons("per_tensor: true, activations: none"), Texts());  // scales become those of channels
+  EXPECT_EQ(reasons("").size(), 1u);
+  EXPECT_TRUE(has(reasons(""), "compute capability 8.9"));
+  const Texts of_tensor = reasons("per_tensor: true, activations: {range: tensor}");
+  EXPECT_EQ(of_tensor.size(), 3u);
+  EXPECT_TRUE(has(of_tensor, "each token gets a range of its own"));
+  EXPECT_TRUE(has(of_tensor, "rounded again"));
 }
 
 // transformers rounds these inputs with one range where a token should have its own.

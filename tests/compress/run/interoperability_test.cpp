@@ -396,6 +396,21 @@ TEST_F(Interoperability, TransformersInBfloat16IsWithinItsRounding) {
   EXPECT_GT(relative_distance(ours, theirs), 1e-4) << "the comparison does not see bfloat16 rounding";
 }
 
+// Experts of mxfp4 lie in stacks there, decoded one by one. All else of the model is bfloat16. Those of nvfp4 lose the
+// factor, so that other numbers come out: the verdict says so.
+TEST_F(Interoperability, TransformersReadsExpertsOfMxfp4AndNoneOfNvfp4) {
+  const std::string name = "qwen3_moe_dense_block_bf16";
+  const fs::path ids = family(name) / "ids.npy";
+  for (const std::string code : {"mxfp4", "nvfp4"}) {
+    compress(name, "rtn: {code: " + code + "}", code);
+    const std::vector<float> ours = runtime_logits(folder_ / code, read_npy(ids));
+    const std::vector<float> theirs = transformers_logits(folder_ / code, ids, "bfloat16");
+    ASSERT_EQ(theirs.size(), ours.size()) << code;
+    if (code == "mxfp4") EXPECT_LT(relative_distance(ours, theirs), 1e-4);
+    if (code == "nvfp4") EXPECT_GT(relative_distance(ours, theirs), 0.1);
+  }
+}
+
 // compressed-tensors expands codes that are 4-bit floats in bfloat16, whatever it is asked to load. All else of these
 // models is bfloat16. E2M1 times a power of two is exact there. nvfp4 has two roundings, of scale / tensor_scale and of
 // the product, in seven products of a block.
