@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/model/families.h"
+#include "runtime/families/families.h"
 #include "runtime/system/json_text.h"
 
 namespace pare::compress {

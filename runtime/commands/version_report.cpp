@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/device/make_backend.h"
-#include "runtime/model/families.h"
+#include "runtime/families/families.h"
 #include "runtime/model/whole_models.h"
 #include "runtime/system/isa.h"
 #include "runtime/system/json_text.h"

@@ -10,7 +10,7 @@
 #include "runtime/containers/gptq.h"
 #include "runtime/doctor/examine_lists.h"
 #include "runtime/doctor/packed_module.h"
-#include "runtime/model/families.h"
+#include "runtime/families/families.h"
 #include "runtime/system/interrupt.h"
 
 namespace pare::runtime {

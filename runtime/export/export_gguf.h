@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "runtime/export/gguf_formats.h"
+#include "runtime/families/families.h"
 #include "runtime/model/checkpoint.h"
-#include "runtime/model/families.h"
 
 namespace pare::runtime {
 

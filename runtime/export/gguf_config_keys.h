@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/families/families.h"
 #include "runtime/files/gguf_writer.h"
-#include "runtime/model/families.h"
 #include "runtime/model/model_description.h"
 
 namespace pare::runtime {

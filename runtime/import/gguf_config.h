@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <string>
 
+#include "runtime/families/families.h"
 #include "runtime/files/gguf.h"
 #include "runtime/format/dtype.h"
-#include "runtime/model/families.h"
 
 namespace pare::runtime {
 

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "runtime/families/families.h"
 #include "runtime/files/gguf.h"
 #include "runtime/files/safetensors.h"
-#include "runtime/model/families.h"
 #include "runtime/model/model_description.h"
 
 namespace pare::runtime {

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/families/families.h"
 #include "runtime/import/gguf_stream.h"
-#include "runtime/model/families.h"
 #include "runtime/model/model_description.h"
 
 namespace pare::runtime {

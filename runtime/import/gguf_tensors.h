@@ -5,10 +5,10 @@
 #include <memory>
 #include <vector>
 
+#include "runtime/families/families.h"
 #include "runtime/files/gguf.h"
 #include "runtime/files/safetensors.h"
 #include "runtime/import/gguf_places.h"
-#include "runtime/model/families.h"
 #include "runtime/model/model_description.h"
 
 namespace pare::runtime {

@@ -45,7 +45,7 @@ DType parse_dtype_name(std::string_view name);
 std::vector<std::filesystem::path> import_inputs(const std::filesystem::path& source, const ImportOptions& options);
 
 // `source` is a .gguf (tensors of the types that runtime/files/gguf.h lists; the architectures that
-// runtime/model/families.cpp names; the first of several parts stands for all) or a llama2.c checkpoint (.bin, version
+// the rows of runtime/families name; the first of several parts stands for all) or a llama2.c checkpoint (.bin, version
 // 0). Weights are decoded to float32 and rounded as options.dtype says. `output` must not exist; it appears whole or
 // not at all (made in OUTPUT.partial: runtime/system/partial_output.h). Throws std::invalid_argument and
 // std::runtime_error with the thing, what was expected and what was found; also if `source` changes meanwhile. Throws

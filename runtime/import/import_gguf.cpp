@@ -7,6 +7,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "runtime/families/families.h"
 #include "runtime/files/gguf.h"
 #include "runtime/import/gguf_config.h"
 #include "runtime/import/gguf_expert_codes.h"
@@ -14,7 +15,6 @@
 #include "runtime/import/gguf_tensors.h"
 #include "runtime/import/import_sources.h"
 #include "runtime/model/expert_stacks.h"
-#include "runtime/model/families.h"
 #include "runtime/system/json_text.h"
 #include "runtime/text/unicode.h"
 #include "runtime/tokenizer/gguf_vocabulary.h"

@@ -22,6 +22,7 @@ inline constexpr int64_t kMaxHeads = 4096;
 inline constexpr int64_t kMaxHeadSize = 4096;
 inline constexpr int64_t kMaxVocabulary = int64_t{1} << 24;
 inline constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
+inline constexpr double kMaxFactor = 1e6;  // of activations, scores and experts
 
 // Parses a file's text. Throws std::invalid_argument, with `where`, for what is no JSON object.
 nlohmann::json parse_config(const std::string& text, const std::string& where);

@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "runtime/families/families.h"
 #include "runtime/model/config_section.h"
-#include "runtime/model/families.h"
 #include "runtime/model/rope_config.h"
 
 namespace pare::runtime {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "runtime/families/families.h"
 #include "runtime/model/config_section.h"
-#include "runtime/model/families.h"
 #include "runtime/model/model_description.h"
 
 namespace pare::runtime {

@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include "runtime/model/families.h"
+#include "runtime/families/families.h"
 
 namespace pare::runtime {
 

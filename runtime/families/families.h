@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -282,7 +283,7 @@ struct EncoderFamily {
 template <typename Row>
 class FamilyTable {
  public:
-  explicit FamilyTable(std::span<const Row> rows);
+  explicit FamilyTable(std::initializer_list<std::span<const Row>> parts);
   // Adds a row, which must stay. Throws std::invalid_argument for a name that is there, and for a row that asks
   // for what nothing computes.
   void add(const Row& row);
@@ -302,6 +303,12 @@ class FamilyTable {
 // Returns what a model_type of no family is made of that pare does not compute; "" if that is not known.
 std::string_view what_is_missing(std::string_view model_type);
 
+// The rows, each part in a file of its own.
+std::span<const DecoderFamily> dense_families();
+std::span<const DecoderFamily> mixture_families();
+std::span<const EncoderFamily> encoder_rows();
+
+// The tables: those rows, and what is added to them.
 FamilyTable<DecoderFamily>& decoder_families();
 FamilyTable<EncoderFamily>& encoder_families();
 

@@ -1,4 +1,4 @@
-#include "runtime/model/families.h"
+#include "runtime/families/families.h"
 
 #include <gtest/gtest.h>
 

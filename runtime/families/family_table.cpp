@@ -3,14 +3,16 @@
 #include <stdexcept>
 #include <utility>
 
-#include "runtime/model/families.h"
-#include "runtime/model/family_rules.h"
+#include "runtime/families/families.h"
+#include "runtime/families/family_rules.h"
 
 namespace pare::runtime {
 
 template <typename Row>
-FamilyTable<Row>::FamilyTable(std::span<const Row> rows) {
-  for (const Row& row : rows) rows_.push_back(&row);
+FamilyTable<Row>::FamilyTable(std::initializer_list<std::span<const Row>> parts) {
+  for (const std::span<const Row> rows : parts) {
+    for (const Row& row : rows) rows_.push_back(&row);
+  }
 }
 
 template <typename Row>
@@ -64,6 +66,16 @@ std::string FamilyTable<Row>::list(std::string_view Row::*field, std::string_vie
 
 template class FamilyTable<DecoderFamily>;
 template class FamilyTable<EncoderFamily>;
+
+FamilyTable<DecoderFamily>& decoder_families() {
+  static FamilyTable<DecoderFamily> table({dense_families(), mixture_families()});
+  return table;
+}
+
+FamilyTable<EncoderFamily>& encoder_families() {
+  static FamilyTable<EncoderFamily> table({encoder_rows()});
+  return table;
+}
 
 std::string_view what_is_missing(std::string_view model_type) {
   constexpr std::string_view kDelta = "layers of linear attention (gated delta rule)";
