@@ -548,7 +548,7 @@ TEST_F(Export, WidthsBetweenThoseOfFormatsAreWidened) {
 
 // The card's head is YAML, in whichever of its forms. Several licences are joined as the package gguf does.
 TEST_F(Export, TheLicenceOfTheCardIsTheFiles) {
-  fs::copy(family("llama_gqa_untied"), at("model"), fs::copy_options::recursive);
+  fs::copy(fs::path(kSourceFolder) / "calibration_data/stories260k", at("model"), fs::copy_options::recursive);
   const std::vector<std::pair<std::string, std::string>> cards = {
       {"---\nlicense: apache-2.0 # a comment\ntags: [license]\n---\nlicense: mit\n", "apache-2.0"},
       {"\xEF\xBB\xBF---\r\ntags:\r\n- x\r\n\"license\": 'mit'\r\n---\r\n", "mit"},
