@@ -560,7 +560,9 @@ TEST_F(Export, TheLicenceOfTheCardIsTheFiles) {
     SCOPED_TRACE(cards[i].first);
     write_text(at("model/README.md"), cards[i].first);
     const std::string file = std::to_string(i) + ".gguf";
-    const Json result = export_to("model", file, "f16");
+    const Outcome outcome = exported("model", file, "f16");
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    const Json result = Json::parse(outcome.out);
     const auto keys = GgufFile::open(at(file)).metadata();
     EXPECT_EQ(keys.contains("general.license"), !cards[i].second.empty());
     if (!cards[i].second.empty()) {
