@@ -143,10 +143,15 @@ run-isas:
 	@$(MAKE) --no-print-directory compile TARGETS="all" TESTS=ON
 	@JOBS=$(JOBS) .ci/isas $(ISAS)
 
+# Minutes each under sanitizers, a quarter of the whole time, for code that other families or fuzzers run there as well.
+# `make test-full` runs them.
+SLOW_WHEN_SANITIZED = Decoding.*/phi3_longrope_partial_(guarded|avx2)|^Jinja.EndsWhat|^ContainerFormat.WhateverIs
+
 # Idle OpenMP threads sleep in tests (OMP_WAIT_POLICY), since several test programs share the cores.
 # The quick tests again with AddressSanitizer and UBSan: everything that reads files, and every kernel.
 sanitize:
 	@cmake -S . -B build-sanitize -G Ninja -DPARE_RUNTIME_ONLY=ON -DPARE_SANITIZE=address,undefined \
 	  >build/sanitize.log || { cat build/sanitize.log; exit 1; }
 	@cmake --build build-sanitize -j $(JOBS)
-	@cd build-sanitize && OMP_WAIT_POLICY=passive ctest --output-on-failure -j $(JOBS)
+	@cd build-sanitize && OMP_WAIT_POLICY=passive ctest --output-on-failure -j $(JOBS) \
+	  $(if $(PARE_TEST_FULL),,-E '$(SLOW_WHEN_SANITIZED)')
