@@ -14,39 +14,24 @@
 #include <cstring>
 #include <utility>
 
-#include "runtime/cpu/kernels/int8_kernels.h"
+#include "runtime/cpu/kernels/int8_avx2.h"
 
 namespace pare::runtime {
 namespace {
 
 constexpr int kRows = 8;
-constexpr int kHalf = 8;          // outputs in a register
-constexpr int kHalves = 2;        // per panel
 constexpr int kLines = 4;         // of 4 positions, whose int4 products are added in 16 bits
 constexpr int32_t kOffset = 128;  // of int4's activations
 
-inline __m256i broadcast_word(const void* bytes) {
-  int32_t word;
-  std::memcpy(&word, bytes, 4);
-  return _mm256_set1_epi32(word);
-}
-
-inline __m256i load_ints(const void* ints) {
-  return _mm256_loadu_si256(static_cast<const __m256i*>(ints));
-}
-
 // Writes strip[k / 4][row]: four codes of a row as 16 bits in the order 0 2 1 3. Groups are whole units of 4.
 void pack_wide(const int8_t* codes, int64_t stride, int64_t num_rows, int64_t num_k, int64_t, uint8_t* strip) {
-  const __m256i order =
-      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
   for (int64_t r = 0; r < num_rows; ++r) {
     const int8_t* const x = codes + r * stride;
     uint8_t* out = strip + 8 * r;
     int64_t k = 0;
     for (; k + 16 <= num_k; k += 16) {
       alignas(32) uint8_t words[32];
-      const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x + k)));
-      _mm256_store_si256(reinterpret_cast<__m256i*>(words), _mm256_shuffle_epi8(wide, order));
+      _mm256_store_si256(reinterpret_cast<__m256i*>(words), widen(x + k));
       for (int word = 0; word < 4; ++word, out += 8 * num_rows) std::memcpy(out, words + 8 * word, 8);
     }
     for (; k < num_k; k += 4, out += 8 * num_rows) {
@@ -79,14 +64,10 @@ struct WideProducts {
   [[gnu::always_inline]] static void add(const uint8_t* x, const uint8_t* bytes, int64_t num_k, __m256i* sum) {
     for (int64_t k = 0; k < num_k; k += 4, bytes += 64, x += 8 * kNumRows) {
       const __m256i line = load_ints(bytes);
-      const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(line, 8), 8);
-      const __m256i odd = _mm256_srai_epi16(line, 8);
+      const __m256i even = even_bytes(line);
+      const __m256i odd = odd_bytes(line);
 #pragma GCC unroll 8
-      for (int r = 0; r < kNumRows; ++r) {
-        const __m256i products = _mm256_add_epi32(_mm256_madd_epi16(even, broadcast_word(x + 8 * r)),
-                                                  _mm256_madd_epi16(odd, broadcast_word(x + 8 * r + 4)));
-        sum[r] = _mm256_add_epi32(sum[r], products);
-      }
+      for (int r = 0; r < kNumRows; ++r) sum[r] = add_products(sum[r], even, odd, x + 8 * r);
     }
   }
 };
@@ -130,19 +111,11 @@ void tile(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k, boo
   }
 }
 
-inline __m256 load_scales(ScaleFormat format, const uint8_t* scales) {
-  if (format == ScaleFormat::f32) return _mm256_loadu_ps(reinterpret_cast<const float*>(scales));
-  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales));
-  if (format == ScaleFormat::f16) return _mm256_cvtph_ps(halves);
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
-}
-
 template <class Products, int kNumRows>
 void groups(const Int8Groups& run) {
   const uint8_t* strip = run.strip;
   const uint8_t* bytes = run.panels[0];
   const uint8_t* scales = run.scales[0];
-  const int64_t half_scales = scale_bytes(run.scale_format) * kHalf;
   for (int64_t group = 0; group < run.num_groups; ++group) {
     const bool is_first = run.is_first_group && group == 0;
     for (int half = 0; half < kHalves; ++half) {
@@ -151,7 +124,7 @@ void groups(const Int8Groups& run) {
 #pragma GCC unroll 8
       for (int r = 0; r < kNumRows; ++r) sum[r] = start;
       Products::template add<kNumRows>(strip, bytes + 32 * half, run.num_k, sum);
-      const __m256 scale = load_scales(run.scale_format, scales + half * half_scales);
+      const __m256 scale = load_values(run.scale_format, scales, half);
       const float* of_row = run.group_scales ? run.group_scales + group : nullptr;
       float* total = run.totals + half * kHalf;
 #pragma GCC unroll 8
@@ -164,7 +137,7 @@ void groups(const Int8Groups& run) {
     }
     strip += run.num_k * kNumRows * Products::kStripBytes;
     bytes += run.num_k * kPanel;
-    scales += 2 * half_scales;
+    scales += line_bytes(run.scale_format);
   }
 }
 
