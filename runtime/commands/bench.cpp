@@ -4,6 +4,7 @@
 #include <chrono>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <span>
 #include <sstream>
 #include <stdexcept>
@@ -44,13 +45,20 @@ double prefill_speed(Transformer& model, std::span<const int32_t> ids) {
   return static_cast<double>(ids.size()) / seconds_since(start);
 }
 
-double decode_speed(Transformer& model, std::span<const int32_t> ids) {
-  const std::unique_ptr<Transformer::Session> session = model.start(static_cast<int64_t>(ids.size()));
-  session->feed(ids.first(BenchOptions::kDecodePrompt));
+// Returns the tokens per second of all texts. Each has the same tokens, begun in another place.
+double decode_speed(Transformer& model, std::span<const int32_t> ids, int64_t batch) {
+  const std::unique_ptr<Transformer::Lanes> lanes = model.start_lanes(batch, static_cast<int64_t>(ids.size()));
+  std::vector<int64_t> each(static_cast<size_t>(batch));
+  std::iota(each.begin(), each.end(), int64_t{0});
+  for (const int64_t lane : each) lanes->begin(lane, ids.first(BenchOptions::kDecodePrompt));
   const std::span<const int32_t> decoded = ids.subspan(BenchOptions::kDecodePrompt);
+  std::vector<int32_t> next(each.size());
   const Clock::time_point start = Clock::now();
-  for (const int32_t& id : decoded) session->feed({&id, 1});
-  return static_cast<double>(decoded.size()) / seconds_since(start);
+  for (size_t t = 0; t < decoded.size(); ++t) {
+    for (size_t lane = 0; lane < next.size(); ++lane) next[lane] = decoded[(t + lane) % decoded.size()];
+    lanes->feed_each(each, next);
+  }
+  return static_cast<double>(batch) * static_cast<double>(decoded.size()) / seconds_since(start);
 }
 
 // Returns the parameters that one token is multiplied by: of a mixture's experts, only those that it goes to.
@@ -85,9 +93,10 @@ int64_t visible_pairs(int64_t first_token, int64_t num_tokens, int64_t window) {
 
 void check_bench(const ModelDescription& model, const BackendOptions& backend, const BenchOptions& options) {
   const int64_t num_threads = backend.device == ComputeDevice::cpu ? backend.num_threads : 1;
-  const int64_t least = std::min({options.prefill_tokens, options.decode_tokens, options.repetitions, num_threads});
+  const int64_t least =
+      std::min({options.prefill_tokens, options.decode_tokens, options.batch, options.repetitions, num_threads});
   if (least < 1) {
-    throw std::invalid_argument("bench: tokens, repetitions and threads must be at least 1, found " +
+    throw std::invalid_argument("bench: tokens, texts, repetitions and threads must be at least 1, found " +
                                 std::to_string(least));
   }
   const auto check_fits = [&](const std::string& what, int64_t num_tokens, int64_t most) {
@@ -107,10 +116,11 @@ DeviceWorkload bench_workload(const ModelDescription& model, const BackendOption
   const int64_t context = model.context_length;
   const int64_t num_tokens = std::max(std::min(options.prefill_tokens, context),
                                       BenchOptions::kDecodePrompt + std::min(options.decode_tokens, context));
-  return {.num_rows = num_tokens,
+  return {.num_rows = std::max(num_tokens, options.batch),
           .num_tokens = num_tokens,
           .keeps_every_layer = true,
           .kv_bits = kv_bits,
+          .num_texts = options.batch,
           .most_roof_bytes = roof_footprint_bytes(options_of_backend, std::numeric_limits<int64_t>::max())};
 }
 
@@ -146,7 +156,7 @@ BenchResult bench(Transformer& model, const BackendOptions& options_of_backend, 
     throw_if_interrupted();
     result.read_roof_gbps =
         std::max(result.read_roof_gbps, measure_read_roof(options_of_backend, result.roof_footprint_bytes));
-    decode.push_back(decode_speed(model, decoded));
+    decode.push_back(decode_speed(model, decoded, options.batch));
     if (progress) progress(n + 1, options.repetitions);
   }
 
@@ -169,7 +179,8 @@ BenchResult bench(Transformer& model, const BackendOptions& options_of_backend, 
   result.kv_bytes_per_token = num_pairs * pair_bytes / options.decode_tokens;
   result.input_zeros = model.input_zeros();
   result.bytes_read_per_token = model.bytes_read_per_token();
-  result.decode_gbps = static_cast<double>(result.bytes_read_per_token) * result.decode_tokens_per_second.best / 1e9;
+  result.decode_gbps = static_cast<double>(result.bytes_read_per_token) * result.decode_tokens_per_second.best /
+                       static_cast<double>(options.batch) / 1e9;
   result.decode_share = result.decode_gbps / result.read_roof_gbps;
   result.peak_memory_bytes = memory.peak_bytes();
   return result;
@@ -192,6 +203,7 @@ std::string to_json(const BenchResult& result) {
   json["prefill_gflops"] = result.prefill_gflops;
   json["prefill_roof_gflops"] = result.fma_roof_gflops;
   json["prefill_share"] = result.prefill_share;
+  json["batch"] = result.options.batch;
   json["decode_tokens"] = result.options.decode_tokens;
   json["decode_prompt_tokens"] = BenchOptions::kDecodePrompt;
   json["decode_tokens_per_second"] = result.decode_tokens_per_second.best;
@@ -238,14 +250,16 @@ std::string to_text(const BenchResult& result) {
        << " bits, not counted: "
        << percent(static_cast<double>(result.attention_flops) / static_cast<double>(result.linear_flops))
        << " of the linears' work)\n";
-  text << "decode      " << result.options.decode_tokens << " tokens: " << speed(result.decode_tokens_per_second)
-       << '\n';
+  text << "decode      " << result.options.decode_tokens << " tokens";
+  if (result.options.batch > 1) text << " of each of " << result.options.batch << " texts together";
+  text << ": " << speed(result.decode_tokens_per_second) << '\n';
   if (result.input_zeros.is_counted()) {
     text << "            " << zeros_text(result.input_zeros) << ": " << result.bytes_read_per_token << " of "
          << result.bytes_per_token << " bytes per token were read\n";
   }
-  text << "            " << result.bytes_read_per_token << " bytes per token, " << format_number(result.decode_gbps, 2)
-       << " GB/s = " << percent(result.decode_share) << " of the read roof of "
+  text << "            " << result.bytes_read_per_token
+       << (result.options.batch > 1 ? " bytes per step, " : " bytes per token, ")
+       << format_number(result.decode_gbps, 2) << " GB/s = " << percent(result.decode_share) << " of the read roof of "
        << format_number(result.read_roof_gbps, 2) << " GB/s over " << format_bytes(result.roof_footprint_bytes)
        << " (keys and values in " << result.kv_bits << " bits, not counted: " << result.kv_bytes_per_token
        << " bytes)\n";

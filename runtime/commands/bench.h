@@ -14,9 +14,11 @@ namespace pare::runtime {
 
 struct BenchOptions {
   int64_t prefill_tokens = 512;
-  int64_t decode_tokens = 64;  // decoded one by one after a prompt of kDecodePrompt tokens
+  int64_t decode_tokens = 64;  // of each text, decoded one by one after a prompt of kDecodePrompt tokens
+  int64_t batch = 1;           // texts that are decoded together, one token of each at a time
   int64_t repetitions = 5;
   static constexpr int64_t kDecodePrompt = 8;
+  static constexpr int64_t kMostBatch = 4096;
 };
 
 // The speeds over the repetitions.
@@ -32,7 +34,7 @@ struct BenchResult {
   int num_threads = 0;                // for a CPU; 0 for a device
   BenchOptions options;
   Speed prefill_tokens_per_second;
-  Speed decode_tokens_per_second;
+  Speed decode_tokens_per_second;  // of all texts together
 
   // Prefill. The share counts only the blocks' linears, 2 * parameters * tokens. The attention's two products and the
   // one row of logits are given too, but not counted.
@@ -43,8 +45,9 @@ struct BenchResult {
   double prefill_gflops = 0.0;   // linear_flops at the best speed
   double prefill_share = 0.0;    // share of the roof
 
-  // Decode. One token reads every packed linear, but for skipped columns, and one row of the embedding. The keys and
-  // values that it also reads, on average, are given but not counted.
+  // Decode. One token reads every packed linear, but for skipped columns, and one row of the embedding. A batch reads
+  // them once for a token of each text. (In a mixture its texts go to several experts, and decode_gbps counts those of
+  // one.) The keys and values that a token also reads, on average, are given but not counted.
   // bytes_read_per_token is without the columns that linears with sparse inputs skipped.
   int64_t bytes_per_token = 0, bytes_read_per_token = 0;
   InputZeros input_zeros;

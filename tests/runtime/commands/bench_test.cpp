@@ -35,6 +35,24 @@ TEST_F(Bench, FiguresFollowFromOneAnother) {
   EXPECT_EQ(result.bytes_per_token, model_.bytes_per_token());
 }
 
+// Each step reads the weights once, for a token of every text.
+TEST_F(Bench, BatchesAddUpTheirTexts) {
+  const BenchOptions options = {.prefill_tokens = 8, .decode_tokens = 12, .batch = 5, .repetitions = 2};
+  const BenchResult result = bench(model_, {.isa = detect_isa(), .num_threads = 1}, options);
+  const double gbps = static_cast<double>(model_.bytes_per_token()) * result.decode_tokens_per_second.best / 5 / 1e9;
+  EXPECT_NEAR(result.decode_gbps, gbps, 1e-9 * gbps);
+  EXPECT_GT(result.decode_share, 0.0);
+  EXPECT_NE(to_text(result).find("12 tokens of each of 5 texts"), std::string::npos) << to_text(result);
+  const auto memory = [&](int64_t batch) {
+    return cache_bytes(model_.description(),
+                       bench_workload(model_.description(), {.num_threads = 1}, {.batch = batch}, 32));
+  };
+  EXPECT_EQ(memory(5), 5 * memory(1));
+  expect_error<std::invalid_argument>(
+      [&] { bench(model_, {.isa = detect_isa(), .num_threads = 1}, {.prefill_tokens = 8, .batch = 0}); },
+      {"at least 1"});
+}
+
 // Two blocks with a window of 16 tokens and 4 heads of size 16. The pairs are counted one by one.
 TEST_F(Bench, WorkIsCountedFromTheShapes) {
   const ModelDescription& model = model_.description();
