@@ -20,6 +20,7 @@ SHELL := /bin/bash
 ifeq ($(MAKELEVEL),0)
 CALLERS_LIBTORCH := $(LIBTORCH)
 CALLERS_CACHE := $(PARE_CACHE)
+CALLERS_LLAMA_BENCH := $(PARE_LLAMA_BENCH)
 endif
 -include build/environment.mk
 ifneq ($(CALLERS_LIBTORCH),)
@@ -28,7 +29,10 @@ endif
 ifneq ($(CALLERS_CACHE),)
 PARE_CACHE := $(CALLERS_CACHE)
 endif
-export LIBTORCH PARE_PYTHON PARE_HARNESS PARE_CACHE PARE_MINILM YES
+ifneq ($(CALLERS_LLAMA_BENCH),)
+PARE_LLAMA_BENCH := $(CALLERS_LLAMA_BENCH)
+endif
+export LIBTORCH PARE_PYTHON PARE_HARNESS PARE_CACHE PARE_MINILM PARE_LLAMA_BENCH YES
 # A compiler takes up to 1.3 GB, so no more run at a time than the free memory holds.
 JOBS ?= $(shell awk -v cores=$$(nproc) \
   '/^MemAvailable:/ { fit = int($$2 / 1.4e6); print fit < 1 ? 1 : fit < cores ? fit : cores }' /proc/meminfo)
