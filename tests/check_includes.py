@@ -35,7 +35,7 @@ MAY_INCLUDE = {
     "runtime/cpu": {"runtime/system", "runtime/format", "runtime/model", "runtime/engine", "runtime/cpu/kernels"},
     "runtime/cpu/kernels": {"runtime/system", "runtime/cpu"},
     "runtime/cuda": {"runtime/system", "runtime/format", "runtime/model", "runtime/engine"},
-    "runtime/device": {"runtime/system", "runtime/engine", "runtime/cpu", "runtime/cuda"},
+    "runtime/device": {"runtime/system", "runtime/machine", "runtime/engine", "runtime/cpu", "runtime/cuda"},
     "runtime/harness": {"runtime/system", "runtime/text", "runtime/tokenizer", "runtime/model", "runtime/engine"},
     "runtime/evaluate": {"runtime/system", "runtime/text", "runtime/format", "runtime/files", "runtime/tokenizer",
                          "runtime/chat", "runtime/model", "runtime/engine", "runtime/harness"},

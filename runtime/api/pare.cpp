@@ -152,7 +152,8 @@ Model Model::load(const std::filesystem::path& path, const LoadOptions& options)
   check_options(options);
   auto state = std::make_unique<State>();
   state->path = path;
-  state->num_threads = options.num_threads > 0 ? options.num_threads : runtime::default_num_threads();
+  state->num_threads =
+      runtime::usable_threads(options.num_threads > 0 ? options.num_threads : runtime::default_num_threads());
   state->backend = runtime::make_backend({.num_threads = state->num_threads});
   const runtime::ModelDirectory directory(path);
   const runtime::Checkpoint checkpoint =

@@ -52,7 +52,7 @@ inline constexpr int64_t kWholeContext = -1;
 
 struct LoadOptions {
   // The threads to compute with, at least 1. 0: OMP_NUM_THREADS, or one for each CPU that the process may use, with a
-  // control group's quota included.
+  // control group's quota included. No more are used than one for each such CPU.
   int num_threads = 0;
   // The longest sequence that will be asked for, prompt and generated tokens together. 0: the model's context, but at
   // most 2048. kWholeContext: the model's context. Loading checks that there is memory for it.

@@ -9,6 +9,7 @@
 
 #include "runtime/commands/artifact_files.h"
 #include "runtime/commands/inspect.h"
+#include "runtime/machine/limits.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/visible_text.h"
 
@@ -106,8 +107,10 @@ OptionSpec required_text(const std::string& name, const std::string& value_name,
 std::vector<OptionSpec> compute_options() {
   std::vector<std::string> isas;
   for (const Isa isa : kIsas) isas.emplace_back(isa_name(isa));
-  OptionSpec threads = count(
-      "threads", "", std::string("CPU threads (default: ") + kDefaultThreads + "); results do not depend on it", 1);
+  OptionSpec threads = count("threads", "",
+                             std::string("CPU threads, of which no more are used than CPUs (default: ") +
+                                 kDefaultThreads + "); results do not depend on it",
+                             1);
   threads.maximum = kMaxThreads;
   return {threads,
           {.name = "isa",
@@ -236,13 +239,22 @@ std::function<void(int64_t, int64_t)> NamedModel::progress() const {
   return stage(console_, "check " + directory().string(), "files");
 }
 
-ModelLoader::ModelLoader(const Arguments& arguments)
+ModelLoader::ModelLoader(const Arguments& arguments, Console& console)
     : options_{.device = device_of(arguments),
                .isa = arguments.given("isa") ? parse_isa(arguments.text("isa")) : detect_isa(),
                .num_threads =
-                   arguments.given("threads") ? static_cast<int>(arguments.integer("threads")) : omp_get_max_threads()},
+                   usable_threads(arguments.given("threads") ? static_cast<int>(arguments.integer("threads")) : 0)},
       activations_(activations_of(arguments)),
-      backend_(make_backend(options_)) {}
+      backend_(make_backend(options_)) {
+  // Loops beside the kernels, such as the drawing of tokens, must have teams of the same size (runtime/cpu/team.h).
+  omp_set_num_threads(options_.num_threads);
+  if (options_.device != ComputeDevice::cpu || !arguments.given("threads")) return;
+  if (arguments.integer("threads") > options_.num_threads) {
+    console.progress().print("--threads " + std::to_string(arguments.integer("threads")) + ": " +
+                             std::to_string(options_.num_threads) +
+                             " used, one for each CPU that this process may use; more would wait for one another");
+  }
+}
 
 void ModelLoader::check_workload(const Checkpoint& checkpoint, const DeviceWorkload& workload) const {
   require_activations(checkpoint, activations_);

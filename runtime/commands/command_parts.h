@@ -108,8 +108,8 @@ class NamedModel {
 // The backend that the options name; loads models on it.
 class ModelLoader {
  public:
-  // Throws what make_backend throws.
-  explicit ModelLoader(const Arguments& arguments);
+  // Says on the console if fewer threads are used than the command line asks for. Throws what make_backend throws.
+  ModelLoader(const Arguments& arguments, Console& console);
 
   const BackendOptions& options() const { return options_; }
   Backend& backend() const { return *backend_; }

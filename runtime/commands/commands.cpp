@@ -164,8 +164,9 @@ void run_bench(const Arguments& arguments, Console& console) {
   MemorySampler memory;
   const BenchOptions options = {.prefill_tokens = arguments.integer("prefill-tokens"),
                                 .decode_tokens = arguments.integer("decode-tokens"),
+                                .batch = arguments.integer("batch"),
                                 .repetitions = arguments.integer("repetitions")};
-  const ModelLoader loader(arguments);
+  const ModelLoader loader(arguments, console);
   const ModelDirectory directory(arguments.positional(0));
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
   loader.check_workload(checkpoint,
@@ -181,17 +182,21 @@ void run_bench(const Arguments& arguments, Console& console) {
 
 Command bench_command() {
   const BenchOptions defaults;
+  OptionSpec batch =
+      count("batch", std::to_string(defaults.batch), "texts decoded together; their tokens per second are added up", 1);
+  batch.maximum = BenchOptions::kMostBatch;
   return {
       .name = "bench",
       .summary =
           "Measure the speed of prefill and decode, and their share of what this machine's cores and memory can do.",
       .positionals = {kModel},
-      .options = joined({count("prefill-tokens", std::to_string(defaults.prefill_tokens), "length of the prompt", 1),
-                         count("decode-tokens", std::to_string(defaults.decode_tokens), "tokens decoded one by one", 1),
-                         count("repetitions", std::to_string(defaults.repetitions),
-                               "number of measurements; best and median are shown", 1),
-                         device_option(), kv_bits_option(), attention_bits_option(), activations_option()},
-                        compute_options()),
+      .options =
+          joined({count("prefill-tokens", std::to_string(defaults.prefill_tokens), "length of the prompt", 1),
+                  count("decode-tokens", std::to_string(defaults.decode_tokens), "tokens decoded one by one", 1), batch,
+                  count("repetitions", std::to_string(defaults.repetitions),
+                        "number of measurements; best and median are shown", 1),
+                  device_option(), kv_bits_option(), attention_bits_option(), activations_option()},
+                 compute_options()),
       .run = run_bench};
 }
 

@@ -181,7 +181,7 @@ void run_eval(const Arguments& arguments, Console& console) {
     keep_as_private_as({arguments.positional(0), options->data}, written);
   }
 
-  const ModelLoader loader(arguments);
+  const ModelLoader loader(arguments, console);
   const bool is_checked = !arguments.flag("no-verify");
   const std::string instead = ", or use it as it is with --no-verify";
   NamedModel model(arguments.positional(0), is_checked, instead, console);

@@ -258,7 +258,7 @@ void continue_all(const Generating& run, const std::vector<Prompt>& prompts, Con
 void run_generate(const Arguments& arguments, Console& console) {
   MemorySampler memory;
   check_chat_options(arguments);
-  const ModelLoader loader(arguments);
+  const ModelLoader loader(arguments, console);
   NamedModel named(arguments.positional(0), arguments.flag("verify"), "", console);
   const Checkpoint& checkpoint = named.described();
   require_listed_files(named.directory());

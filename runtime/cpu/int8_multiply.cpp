@@ -20,6 +20,7 @@
 #include "runtime/cpu/divide_up.h"
 #include "runtime/cpu/kernels/int8_kernels.h"
 #include "runtime/cpu/share_panels.h"
+#include "runtime/cpu/team.h"
 #include "runtime/system/aligned_memory.h"
 #include "runtime/system/first_exception.h"
 
@@ -430,7 +431,8 @@ class RowBlock {
 void multiply_many(const Product& product, int64_t num_rows, int max_threads) {
   const Int8Tiles& tiles = product.tiles();
   const int64_t products = num_rows * product.num_k * product.num_panels * kPanel;
-  const int64_t threads = std::min<int64_t>(max_threads, std::max<int64_t>(1, products / kMinThreadProducts));
+  const int team = team_size(max_threads, products / kMinThreadProducts);
+  const int64_t threads = std::clamp<int64_t>(products / kMinThreadProducts, 1, team);  // that have work
   const int64_t max_rows = std::clamp(kStripBytes / tiles.strip_k_bytes / product.num_k, kMinTaskRows, kMaxTaskRows);
   int64_t row_tasks = divide_up(num_rows, max_rows);
   if (num_rows >= threads * kMinTaskRows) row_tasks = round_up(row_tasks, threads);
@@ -447,12 +449,12 @@ void multiply_many(const Product& product, int64_t num_rows, int max_threads) {
         .multiply(begin_tile * tiles.panels, std::min(end_tile * tiles.panels, product.num_panels));
   };
   const int64_t num_tasks = row_tasks * tile_tasks;
-  if (threads == 1) {
+  if (team == 1) {
     for (int64_t task = 0; task < num_tasks; ++task) run_task(task);
     return;
   }
   FirstException error;
-#pragma omp parallel for schedule(dynamic) num_threads(static_cast <int>(threads))
+#pragma omp parallel for schedule(dynamic) num_threads(team)
   for (int64_t task = 0; task < num_tasks; ++task) {
     error.capture([&] { run_task(task); });
   }

@@ -8,6 +8,7 @@
 
 #include "runtime/cpu/divide_up.h"
 #include "runtime/cpu/share_panels.h"
+#include "runtime/cpu/team.h"
 #include "runtime/system/first_exception.h"
 
 namespace pare::runtime {
@@ -410,12 +411,13 @@ void CpuPackedLinear::gemm(const float* x_RI, int64_t num_rows, const PanelRange
     if (tiles.empty()) continue;
     const int64_t num_tiles = static_cast<int64_t>(tiles.size());
     const int64_t products = num_rows * layout.num_k * num_tiles * kernels_->tile_panels * kPanel;
-    const int threads =
-        static_cast<int>(std::min<int64_t>(num_threads(), std::max<int64_t>(1, products / kMinThreadProducts)));
+    const int threads = team_size(num_threads(), products / kMinThreadProducts);
+    const int64_t busy_threads = std::clamp<int64_t>(products / kMinThreadProducts, 1, threads);
     const int64_t max_rows = std::clamp(kStripBytes / 4 / layout.num_k, kMinTaskRows, kMaxTaskRows);
     const int64_t row_tasks = divide_up(num_rows, max_rows);
     const int64_t task_rows = round_up(divide_up(num_rows, row_tasks), strip_rows);
-    const int64_t tile_tasks = threads == 1 ? 1 : std::min(num_tiles, divide_up(kTasksPerThread * threads, row_tasks));
+    const int64_t tile_tasks =
+        threads == 1 ? 1 : std::min(num_tiles, divide_up(kTasksPerThread * busy_threads, row_tasks));
     FirstException error;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {

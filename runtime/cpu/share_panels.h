@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "runtime/cpu/team.h"
+
 namespace pare::runtime {
 
 // Below this many bytes of weights, a second thread costs more than it saves.
@@ -16,10 +18,10 @@ inline constexpr int64_t kChunksPerThread = 2;
 // multiply throws nothing.
 template <typename Multiply>
 void share_panels(int max_threads, int64_t num_panels, int64_t num_bytes, const Multiply& multiply) {
-  const int64_t worthwhile = std::max<int64_t>(1, num_bytes / kMinThreadBytes);
-  const int threads = static_cast<int>(std::min<int64_t>({max_threads, num_panels, worthwhile}));
+  const int64_t worthwhile = std::min(num_panels, num_bytes / kMinThreadBytes);
+  const int threads = team_size(max_threads, worthwhile);
   if (threads == 1) return multiply(int64_t{0}, num_panels);
-  const int64_t num_chunks = std::min<int64_t>({num_panels, worthwhile, kChunksPerThread * threads});
+  const int64_t num_chunks = std::min<int64_t>(worthwhile, kChunksPerThread * threads);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
   for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
     multiply(num_panels * chunk / num_chunks, num_panels * (chunk + 1) / num_chunks);

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "runtime/cpu/roof.h"
+#include "runtime/machine/limits.h"
 
 #if PARE_CUDA
 #include "runtime/cuda/cuda_backend.h"
@@ -56,7 +57,7 @@ bool has_cuda_kernels() {
 
 std::unique_ptr<Backend> make_backend(const BackendOptions& options) {
   if (options.device == ComputeDevice::cuda) return make_device_backend();
-  return make_cpu_backend(options.isa.value_or(detect_isa()), options.num_threads);
+  return make_cpu_backend(options.isa.value_or(detect_isa()), usable_threads(options.num_threads));
 }
 
 double measure_fma_roof(const BackendOptions& options) {

@@ -14,7 +14,7 @@ enum class ComputeDevice { cpu, cuda };
 struct BackendOptions {
   ComputeDevice device = ComputeDevice::cpu;
   std::optional<Isa> isa = {};  // empty: the widest that this CPU has
-  int num_threads = 0;          // <= 0: OpenMP decides
+  int num_threads = 0;          // <= 0: OpenMP decides. No more are used than usable_threads says.
 };
 
 // True if the program was built with kernels for CUDA. Whether there is a GPU for them is another matter.

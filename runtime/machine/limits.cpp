@@ -134,6 +134,13 @@ void lower(FreeMemory& memory, std::optional<int64_t> limit, int64_t held, const
             .limit = "the control group's limit of " + format_bytes(*limit) + " in '" + file.string() + "'"};
 }
 
+// Returns num_threads, but no more than the quota keeps busy.
+int within_quota(int num_threads, const fs::path& root) {
+  const std::optional<double> quota = cpu_quota(root);
+  if (!quota || *quota >= num_threads) return num_threads;
+  return std::max(static_cast<int>(std::ceil(*quota)), 1);
+}
+
 }  // namespace
 
 FreeMemory free_memory(const fs::path& root) {
@@ -192,10 +199,11 @@ std::optional<double> cpu_quota(const fs::path& root) {
 
 int default_num_threads(const fs::path& root) {
   const int num_threads = omp_get_max_threads();
-  if (std::getenv("OMP_NUM_THREADS") != nullptr) return num_threads;
-  const std::optional<double> quota = cpu_quota(root);
-  if (!quota || *quota >= num_threads) return num_threads;
-  return std::max(static_cast<int>(std::ceil(*quota)), 1);
+  return std::getenv("OMP_NUM_THREADS") != nullptr ? num_threads : within_quota(num_threads, root);
+}
+
+int usable_threads(int asked, const fs::path& root) {
+  return within_quota(std::min(asked > 0 ? asked : omp_get_max_threads(), omp_get_num_procs()), root);
 }
 
 }  // namespace pare::runtime

@@ -27,4 +27,9 @@ std::optional<double> cpu_quota(const std::filesystem::path& root = "/");
 // CPU that this process may run on (affinity), but no more than its quota keeps busy, rounded up.
 int default_num_threads(const std::filesystem::path& root = "/");
 
+// Returns how many of so many threads the kernels are given: at most one for each CPU that this process may use, as
+// above. They meet hundreds of times a token. Three threads on two CPUs decode at less than half the speed of two,
+// since each meeting waits for the scheduler. `asked` below 1 stands for what OpenMP was told.
+int usable_threads(int asked, const std::filesystem::path& root = "/");
+
 }  // namespace pare::runtime

@@ -9,6 +9,7 @@
 #include "runtime/commands/commands.h"
 #include "runtime/evaluate/perplexity.h"
 #include "runtime/evaluate/rouge_l.h"
+#include "runtime/machine/limits.h"
 #include "tests/expect_error.h"
 #include "tests/places.h"
 #include "tests/runtime/commands/pare_runtime.h"
@@ -503,6 +504,11 @@ TEST_F(PareRuntime, InspectBenchAndVerifyAnswer) {
   EXPECT_EQ(bench["decode_tokens"], 8);
   EXPECT_EQ(bench["repetitions"], 2);
   EXPECT_EQ(bench["threads"], 1);
+  const std::string many = "bench " + model_.string() + " --prefill-tokens 8 --decode-tokens 8 --threads 4096";
+  EXPECT_EQ(run_json(many)["threads"], usable_threads(4096));
+  const Outcome shown = run(many);
+  EXPECT_NE(shown.err.find("--threads 4096: " + std::to_string(usable_threads(4096)) + " used"), std::string::npos)
+      << shown.err;
   for (const char* name : {"prefill_tokens_per_second", "decode_tokens_per_second", "bytes_per_token", "prefill_share",
                            "decode_share", "prefill_roof_gflops", "decode_roof_gbps"}) {
     EXPECT_GT(bench[name].get<double>(), 0.0) << name;

@@ -6,9 +6,11 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <numeric>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -228,6 +230,38 @@ TEST(CpuLinear, FollowsGroupsMovedByActOrder) {
           ASSERT_EQ(multiply_and_compare(*packed, expected, x, num_rows), "")
               << (even ? "even" : "uneven") << " groups, R " << num_rows << " " << isa_name(isa);
         }
+      }
+    }
+  }
+}
+
+// Returns the ids of this process's threads.
+std::set<std::string> thread_ids() {
+  std::set<std::string> ids;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) ids.insert(entry.path().filename());
+  return ids;
+}
+
+// libgomp ends the threads that a smaller team leaves out, and makes new ones for the next larger team.
+TEST(CpuLinear, ProductsOfAllSizesShareTheSameThreads) {
+  constexpr int kThreads = 6;
+  // A few runs of 32 KiB, which need three threads, and many; likewise in rows.
+  const OwnedWeights small = random_weights({16, DType::BF16}, 96, 576, false, 1);
+  const OwnedWeights large = random_weights({16, DType::BF16}, 1000, 576, false, 2);
+  const OwnedWeights codes = random_weights({8, DType::BF16, 576, true}, 1000, 576, false, 3);
+  const std::vector<float> x = random_x(600, 576, 4);
+  std::vector<std::unique_ptr<CpuPackedLinear>> linears;
+  for (const OwnedWeights* weights : {&small, &large, &codes}) {
+    linears.push_back(pack_linear(detect_isa(), std::span(&weights->weights, 1), kThreads));
+  }
+  std::set<std::string> first;
+  for (int round = 0; round < 5; ++round) {
+    for (int64_t num_rows : {1, 2, 5, 17, 40, 600}) {
+      for (const auto& linear : linears) {
+        multiply(*linear, x, num_rows);
+        if (round == 0) continue;
+        if (first.empty()) first = thread_ids();
+        ASSERT_EQ(thread_ids(), first) << "round " << round << ", R " << num_rows;
       }
     }
   }

@@ -143,6 +143,17 @@ TEST_F(Limits, ThreadsAreNoMoreThanTheQuotaKeepsBusy) {
   omp_set_num_threads(threads);
 }
 
+TEST_F(Limits, KernelsHaveAtMostOneThreadForEachCpu) {
+  const int cpus = omp_get_num_procs();
+  EXPECT_EQ(usable_threads(1, root()), 1);
+  EXPECT_EQ(usable_threads(cpus, root()), cpus);
+  EXPECT_EQ(usable_threads(cpus + 1, root()), cpus);
+  EXPECT_EQ(usable_threads(0, root()), std::min(omp_get_max_threads(), cpus));
+  use_version_2("/");
+  write("sys/fs/cgroup/cpu.max", "50000 100000\n");
+  EXPECT_EQ(usable_threads(cpus + 1, root()), 1);
+}
+
 // Runs the programs in a control group of the real machine, where one can be made.
 class ControlGroup : public PareRuntime {
  protected:
