@@ -61,13 +61,12 @@ at::Tensor shifted_inverse(const NormalizedHessian& hessian, double penalty) {
   }
   at::Tensor shifted_II = hessian.normalized_II.to(at::kDouble);
   shifted_II.diagonal().add_(penalty);
-  const std::optional<at::Tensor> factor = quant::inverse_upper_factor(shifted_II);
-  if (!factor) {
+  if (!quant::invert_to_upper_factor(shifted_II)) {
     throw std::invalid_argument(
         "Hessian: expected a positive semidefinite matrix, as a mean of x x^T is, found eigenvalues below 0");
   }
+  const at::Tensor upper_II = shifted_II.to(at::kFloat);
   shifted_II.reset();
-  const at::Tensor upper_II = factor->to(at::kFloat);
   const int64_t size = upper_II.size(0);
   at::Tensor inverse_II = at::empty({size, size}, at::kFloat);
   float* inverse = inverse_II.mutable_data_ptr<float>();

@@ -12,6 +12,7 @@ namespace {
 // H may differ from its transpose by this share of sqrt(H_ii H_jj). Rounding in float32 sums stays far below it, and a
 // wrong matrix is far above it.
 constexpr float kSymmetryTolerance = 1e-3f;
+constexpr int64_t kSquareColumns = 16;
 
 void check_hessian(const at::Tensor& hessian_II) {
   const int64_t size = hessian_II.size(0);
@@ -32,12 +33,16 @@ void check_hessian(const at::Tensor& hessian_II) {
     if (diagonal < 0.0f) refuse(i, i, diagonal, "no negative value");
     root_I[i] = std::sqrt(diagonal);
   }
-  for (int64_t i = 0; i < size; ++i) {
-    for (int64_t j = 0; j < i; ++j) {
-      const float value = hessian[i * size + j], mirrored = hessian[j * size + i];
-      if (std::abs(value - mirrored) <= kSymmetryTolerance * root_I[i] * root_I[j]) continue;
-      refuse(i, j, value,
-             "the value of Hessian[" + std::to_string(j) + ", " + std::to_string(i) + "], " + std::to_string(mirrored));
+  // By squares, so that the mirrored values lie in the cache.
+  for (int64_t first = 0; first < size; first += kSquareColumns) {
+    for (int64_t i = first; i < size; ++i) {
+      for (int64_t j = first; j < std::min(i, first + kSquareColumns); ++j) {
+        const float value = hessian[i * size + j], mirrored = hessian[j * size + i];
+        if (std::abs(value - mirrored) <= kSymmetryTolerance * root_I[i] * root_I[j]) continue;
+        refuse(
+            i, j, value,
+            "the value of Hessian[" + std::to_string(j) + ", " + std::to_string(i) + "], " + std::to_string(mirrored));
+      }
     }
   }
 }

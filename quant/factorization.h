@@ -13,10 +13,13 @@ namespace pare::quant {
 // in float64 gives residuals near 1.
 inline constexpr double kFactorTolerance = 1e-4;
 
-// Returns the upper triangular U with inverse(M) = U^T U, in float64. M is float64 [I, I] and symmetric; one triangle
-// is read. Up to its first factor, row k of U is row k of the inverse of M with the columns before k eliminated.
-// Returns nothing when M is not positive definite, or so nearly singular that U fails kFactorTolerance. Any number of
-// threads gives the same bits.
+// Overwrites M with the upper triangular U, inverse(M) = U^T U, zeros below. M is float64 [I, I], contiguous and
+// symmetric. Up to its first factor, row k of U is row k of the inverse of M with the columns before k eliminated.
+// Returns false when M is not positive definite, or so nearly singular that U fails kFactorTolerance; M is lost then.
+// Beside M it holds two panels of 128 columns. Any number of threads gives the same bits.
+bool invert_to_upper_factor(const at::Tensor& matrix_II);
+
+// Returns U and leaves M; nothing where the above returns false.
 std::optional<at::Tensor> inverse_upper_factor(const at::Tensor& matrix_II);
 
 }  // namespace pare::quant

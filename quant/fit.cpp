@@ -40,7 +40,8 @@ std::optional<at::Tensor> fit_factor(const at::Tensor& hessian_II, double ridge)
   }
   const at::Tensor damped_II = checked_hessian(hessian_II).to(at::kDouble);
   damped_II.diagonal().add_(ridge * damped_II.diagonal().mean().item<double>());
-  return inverse_upper_factor(damped_II);
+  if (!invert_to_upper_factor(damped_II)) return std::nullopt;
+  return damped_II;
 }
 
 FitResult fit(const at::Tensor& weight_OI, const at::Tensor& factor_II, const at::Tensor& missing_OI,

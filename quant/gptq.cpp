@@ -4,7 +4,7 @@
 // is the cost of its error once the other columns have made up for what they can (OBQ's saliency, arXiv 2208.11580,
 // equation 7).
 //
-// The loop runs in float32; the result's error is evaluated in float64 (trace_error). The tests' oracles are closed
+// The loop runs in float32; where the result's error is asked for, it is evaluated in float64 (trace_error). The tests' oracles are closed
 // forms, Optimal Brain Quantization with explicit inverses, a float64 twin and PyTorch.
 #include "quant/gptq.h"
 
@@ -258,16 +258,15 @@ GptqFactor factorize(const at::Tensor& hessian_II, const GptqOptions& options, i
   factor.order_I = column_order(diagonal, num_in, options.act_order, columns_together);
   factor.events.num_dead_columns = std::count(diagonal, diagonal + num_in, 0.0f);
 
-  const at::Tensor ordered_II = ordered_hessian(factor);
   const double mean = mean_diagonal(factor.diagonal_I);
-  double damping = options.damping, added = 0.0;
+  double damping = options.damping;
   while (true) {
-    ordered_II.diagonal().add_(damping * mean - added);
-    added = damping * mean;
     factor.events.damping_used = damping;
-    if (const std::optional<at::Tensor> upper_II = inverse_upper_factor(ordered_II)) {
-      factor.inverse_factor_II = upper_II->to(at::kFloat);
-      factor.conditional_I = conditional_variances(*upper_II, factor);
+    const at::Tensor matrix_II = ordered_hessian(factor);  // and then U, in its place
+    matrix_II.diagonal().add_(damping * mean);
+    if (invert_to_upper_factor(matrix_II)) {
+      factor.inverse_factor_II = matrix_II.to(at::kFloat);
+      factor.conditional_I = conditional_variances(matrix_II, factor);
       return factor;
     }
     if (damping >= kLastDamping) break;
@@ -302,7 +301,7 @@ ColumnLoop make_column_loop(const at::Tensor& weight_OI, const GptqFactor& facto
 }
 
 GptqResult gptq(const at::Tensor& weight_OI, const GptqFactor& factor, const GptqOptions& options,
-                const ColumnMask& mask) {
+                const ColumnMask& mask, bool measures_error) {
   check_options(options);
   if (factor.damping != options.damping || factor.act_order != options.act_order) {
     throw std::invalid_argument(
@@ -321,6 +320,7 @@ GptqResult gptq(const at::Tensor& weight_OI, const GptqFactor& factor, const Gpt
     return std::make_unique<RoundingRule>(grid, group_I, factor.order_I, rows, result.weight);
   });
 
+  if (!measures_error) return result;
   std::vector<float> rounded = runtime::dequantize(result.weight);
   result.trace_error =
       trace_error(weight, at::from_blob(rounded.data(), {num_out, num_in}, at::kFloat), factor.hessian_II);

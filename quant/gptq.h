@@ -55,10 +55,11 @@ GptqFactor factorize(const at::Tensor& hessian_II, const GptqOptions& options, i
 // section 3.5). A pruned weight takes the code of its group's zero, and its whole value is the error that is spread.
 // Grids are searched without pruned weights. Where the loop chooses the mask, they are searched without those that
 // estimated_mask prunes. The result's pattern is left to the caller.
+// Where measures_error is false, the result's errors are 0: a refinement that follows finds them on its way.
 // Throws std::invalid_argument for shapes, options, options other than the factor's, values that are not finite, scales
 // that do not fit (see search_grid), and masks (see check_mask).
 GptqResult gptq(const at::Tensor& weight_OI, const GptqFactor& factor, const GptqOptions& options,
-                const ColumnMask& mask = {});
+                const ColumnMask& mask = {}, bool measures_error = true);
 
 // Factors and rounds one layer whose weights are all kept.
 GptqResult gptq(const at::Tensor& weight_OI, const at::Tensor& hessian_II, const GptqOptions& options);

@@ -45,10 +45,11 @@ struct Layout {
   std::vector<int64_t> order_I;  // position -> column
   std::vector<int64_t> first_G;  // first position of each group, and I at the end
   at::Tensor hessian_II;         // float32, in this order, damped
+  at::Tensor norms_IB;           // its row_norms
   double damping = 0.0;          // the value that was added to its diagonal
 };
 
-Layout make_layout(const runtime::QuantizedWeight& weight, const at::Tensor& hessian_II, double damping) {
+Layout make_layout(const runtime::QuantizedWeight& weight, const DampedHessian& hessian) {
   Layout layout;
   layout.order_I.resize(weight.num_in);
   std::iota(layout.order_I.begin(), layout.order_I.end(), 0);
@@ -57,13 +58,14 @@ Layout make_layout(const runtime::QuantizedWeight& weight, const at::Tensor& hes
   layout.first_G.assign(weight.num_groups() + 1, 0);
   for (int64_t i = 0; i < weight.num_in; ++i) ++layout.first_G[weight.group(i) + 1];
   std::partial_sum(layout.first_G.begin(), layout.first_G.end(), layout.first_G.begin());
-  layout.hessian_II = hessian_II;
+  layout.hessian_II = hessian.hessian_II;
+  layout.norms_IB = hessian.norms_IB;
+  layout.damping = hessian.added;
   if (!weight.group_of_I.empty()) {
     const at::Tensor index = at::tensor(layout.order_I);
-    layout.hessian_II = hessian_II.index_select(0, index).index_select(1, index);
+    layout.hessian_II = hessian.hessian_II.index_select(0, index).index_select(1, index);
+    layout.norms_IB = row_norms(layout.hessian_II);
   }
-  layout.damping = absolute_damping(hessian_II, damping);
-  layout.hessian_II = damped(layout.hessian_II, layout.damping);
   return layout;
 }
 
@@ -328,23 +330,70 @@ bool update_codes(RowChunk& chunk, GroupView& view, const Steps& steps) {
   return changed;
 }
 
-// Returns false when nothing moved, and the next sweep would not move anything either.
-bool sweep(RowChunk& chunk, const Layout& layout, const runtime::QuantizedWeight& start, const RefineOptions& options) {
+// Adds weight * E . P of every row, with E of the group's columns and P, float64 [W, R].
+void add_dots(const RowChunk& chunk, int64_t begin, double weight, const std::vector<double>& products_WR,
+              std::vector<double>& sums_R) {
+  const int64_t num_rows = chunk.num_rows, width = static_cast<int64_t>(products_WR.size()) / num_rows;
+  for (int64_t i = 0; i < width; ++i) {
+    const float* errors_R = chunk.error_IR.const_data_ptr<float>() + (begin + i) * num_rows;
+    const double* products_R = products_WR.data() + i * num_rows;
+    double* sums = sums_R.data();
+#pragma omp simd
+    for (int64_t r = 0; r < num_rows; ++r) sums[r] += weight * static_cast<double>(errors_R[r]) * products_R[r];
+  }
+}
+
+// What a sweep finds out about a chunk's rows.
+struct Swept {
+  bool changed = false;  // false: the next sweep would not move anything either
+  // The traces under the damped H before and after the sweep, from the products that the sweep makes anyway.
+  std::vector<double> before_R, after_R;
+};
+
+// Sweeps once over a chunk. after_R is found where nothing moved, and where `finds_after`.
+Swept sweep(RowChunk& chunk, const Layout& layout, const runtime::QuantizedWeight& start, const RefineOptions& options,
+            bool finds_after) {
   const Steps steps(start);
-  bool changed = false;
+  const int64_t num_rows = chunk.num_rows;
+  Swept swept{false, std::vector<double>(num_rows, 0.0), std::vector<double>(num_rows, 0.0)};
   for (int64_t g = 0; g < start.num_groups(); ++g) {
-    const int64_t begin = layout.first_G[g], width = layout.first_G[g + 1] - begin;
+    const int64_t begin = layout.first_G[g], width = layout.first_G[g + 1] - begin, end = begin + width;
     if (width == 0) continue;
     const at::Tensor hessian_WI = layout.hessian_II.narrow(0, begin, width);
-    GroupView view{g, begin, width, hessian_WI.narrow(1, begin, width), at::mm(hessian_WI, chunk.error_IR)};
+    const auto add_columns = [&](int64_t first, int64_t last, std::vector<double>& products_WR) {
+      add_product(hessian_WI.narrow(1, first, last - first), chunk.error_IR.narrow(0, first, last - first),
+                  products_WR);
+    };
+    // Columns of earlier groups have their new errors. H is symmetric: with the columns after a group counted twice,
+    // the groups' products make up the trace before the sweep. With the columns in front of it, that after the sweep.
+    std::vector<double> own_WR(width * num_rows, 0.0), others_WR(width * num_rows, 0.0);
+    add_columns(begin, end, own_WR);
+    add_columns(end, start.num_in, others_WR);
+    add_dots(chunk, begin, 1.0, own_WR, swept.before_R);
+    add_dots(chunk, begin, 2.0, others_WR, swept.before_R);
+    GroupView view{g, begin, width, hessian_WI.narrow(1, begin, width), at::empty({width, num_rows}, at::kFloat)};
+    std::vector<double> earlier_WR(width * num_rows, 0.0);
+    add_columns(0, begin, earlier_WR);
+    float* gradient = view.gradient_WR.mutable_data_ptr<float>();
+    for (int64_t i = 0; i < width * num_rows; ++i) {
+      gradient[i] = static_cast<float>(own_WR[i] + others_WR[i] + earlier_WR[i]);
+    }
     bool group_changed = false;
     if (options.grids) group_changed |= update_scales(chunk, view, start.scale_dtype, start.tensor_scale);
     if (options.grids && !start.symmetric) group_changed |= update_zeros(chunk, view, steps.levels);
     group_changed |= update_codes(chunk, view, steps);
-    if (group_changed) refresh_errors(chunk, g, begin, width);
-    changed |= group_changed;
+    if (group_changed) {
+      refresh_errors(chunk, g, begin, width);
+      if (finds_after) {
+        std::fill(own_WR.begin(), own_WR.end(), 0.0);
+        add_columns(begin, end, own_WR);
+      }
+    }
+    add_dots(chunk, begin, 1.0, own_WR, swept.after_R);
+    add_dots(chunk, begin, 2.0, earlier_WR, swept.after_R);
+    swept.changed |= group_changed;
   }
-  return changed;
+  return swept;
 }
 
 void scatter_row(const RowChunk& chunk, const Layout& layout, int64_t r, int64_t row,
@@ -368,49 +417,163 @@ void scatter_row(const RowChunk& chunk, const Layout& layout, int64_t r, int64_t
   }
 }
 
-void check_refine_options(const RefineOptions& options) {
+void check_damping(double damping) {
+  if (damping >= 0.0 && damping <= 1.0) return;
+  throw std::invalid_argument("damping: expected a number from 0 to 1, found " + std::to_string(damping));
+}
+
+void check_refine_options(const RefineOptions& options, const DampedHessian& hessian) {
   if (options.sweeps < 0 || options.sweeps > kMaxRefineSweeps) {
     throw std::invalid_argument("sweeps: expected 0 to " + std::to_string(kMaxRefineSweeps) + ", found " +
                                 std::to_string(options.sweeps));
   }
-  if (!(options.damping >= 0.0 && options.damping <= 1.0)) {
-    throw std::invalid_argument("damping: expected a number from 0 to 1, found " + std::to_string(options.damping));
+  check_damping(options.damping);
+  if (options.damping != hessian.damping) {
+    throw std::invalid_argument("refine: the Hessian was damped by " + std::to_string(hessian.damping) +
+                                ", and the options say " + std::to_string(options.damping));
   }
+}
+
+// The traces of a chunk before and after, and whether each row fell.
+struct Judged {
+  std::vector<double> before_R, after_R;  // without damping
+  std::vector<bool> fell_R;
+};
+
+// Sets what float32 could not decide, from sums in float64. `first` holds the rows as they were.
+void judge_exactly(const RowChunk& first, const RowChunk& chunk, const Layout& layout, const std::vector<int64_t>& rows,
+                   Judged& judged) {
+  const at::Tensor index = at::tensor(rows);
+  const RowTraces before = row_traces(first.error_IR.index_select(1, index), layout.hessian_II, layout.damping);
+  const RowTraces after = row_traces(chunk.error_IR.index_select(1, index), layout.hessian_II, layout.damping);
+  for (size_t k = 0; k < rows.size(); ++k) {
+    judged.before_R[rows[k]] = before.plain_R[k];
+    judged.after_R[rows[k]] = after.plain_R[k];
+    judged.fell_R[rows[k]] = after.damped_R[k] < before.damped_R[k] && after.plain_R[k] <= before.plain_R[k];
+  }
+}
+
+// Returns the sum over a chunk's rows of W H W^T, without damping. It is a figure for a record: products are float32.
+double chunk_signal(const RowChunk& chunk, const Layout& layout) {
+  const int64_t num_in = chunk.weight_IR.size(0), num_rows = chunk.num_rows;
+  const float* weights = chunk.weight_IR.const_data_ptr<float>();
+  double sum = 0.0;
+  for (int64_t begin = 0; begin < num_in; begin += kBlockColumns) {
+    const int64_t width = std::min(kBlockColumns, num_in - begin), end = begin + width;
+    const at::Tensor hessian_WI = layout.hessian_II.narrow(0, begin, width);
+    std::vector<double> own_WR(width * num_rows, 0.0), later_WR(width * num_rows, 0.0);
+    add_product(hessian_WI.narrow(1, begin, width), chunk.weight_IR.narrow(0, begin, width), own_WR);
+    add_product(hessian_WI.narrow(1, end, num_in - end), chunk.weight_IR.narrow(0, end, num_in - end), later_WR);
+    const float* weights_WR = weights + begin * num_rows;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < width * num_rows; ++i) {
+      const double weight = static_cast<double>(weights_WR[i]);
+      sum += weight * (own_WR[i] + 2.0 * later_WR[i] - layout.damping * weight);
+    }
+  }
+  return std::max(sum, 0.0);
+}
+
+// Returns the rows of a chunk whose errors are others than they were.
+std::vector<bool> moved_rows(const RowChunk& first, const RowChunk& chunk) {
+  std::vector<bool> moved_R(chunk.num_rows, false);
+  const float* was = first.error_IR.const_data_ptr<float>();
+  const float* is = chunk.error_IR.const_data_ptr<float>();
+  for (int64_t i = 0; i < chunk.error_IR.numel(); ++i) {
+    if (was[i] != is[i]) moved_R[i % chunk.num_rows] = true;
+  }
+  return moved_R;
+}
+
+// Sweeps over a chunk and judges its rows. Both traces of a row must differ by more than they may be off. Where they
+// do not, float64 decides. `gather` makes the chunk as it was.
+Judged refine_chunk(RowChunk& chunk, const Layout& layout, const runtime::QuantizedWeight& start,
+                    const RefineOptions& options, const std::function<RowChunk()>& gather) {
+  const int64_t num_rows = chunk.num_rows;
+  const std::vector<double> bounds_before_R = trace_bounds(chunk.error_IR, layout.norms_IB);
+  const std::vector<double> squares_before_R = squared_errors(chunk.error_IR);
+  std::vector<double> before_R, after_R;
+  for (int step = 0; step < options.sweeps; ++step) {
+    Swept swept = sweep(chunk, layout, start, options, step + 1 == options.sweeps);
+    if (step == 0) before_R = std::move(swept.before_R);
+    after_R = std::move(swept.after_R);
+    if (!swept.changed) break;
+  }
+  const std::vector<double> bounds_after_R = trace_bounds(chunk.error_IR, layout.norms_IB);
+  const std::vector<double> squares_after_R = squared_errors(chunk.error_IR);
+  Judged judged{std::vector<double>(num_rows), std::vector<double>(num_rows), std::vector<bool>(num_rows, false)};
+  std::vector<int64_t> unsure;
+  for (int64_t r = 0; r < num_rows; ++r) {
+    judged.before_R[r] = before_R[r] - layout.damping * squares_before_R[r];
+    judged.after_R[r] = after_R[r] - layout.damping * squares_after_R[r];
+    const double bound = bounds_before_R[r] + bounds_after_R[r];
+    const double fall = before_R[r] - after_R[r], plain_fall = judged.before_R[r] - judged.after_R[r];
+    judged.fell_R[r] = fall > bound && plain_fall > bound;
+    const bool rose = fall < -bound || plain_fall < -bound;
+    if (!judged.fell_R[r] && !rose) unsure.push_back(r);
+  }
+  if (unsure.empty()) return judged;
+  const RowChunk first = gather();
+  const std::vector<bool> moved_R = moved_rows(first, chunk);
+  std::erase_if(unsure, [&](int64_t r) { return !moved_R[r] && std::isfinite(before_R[r]); });
+  if (!unsure.empty()) judge_exactly(first, chunk, layout, unsure, judged);
+  return judged;
 }
 
 }  // namespace
 
+DampedHessian damped_hessian(const at::Tensor& hessian_II, double damping) {
+  check_damping(damping);
+  const at::Tensor hessian = checked_hessian(hessian_II);
+  DampedHessian result;
+  result.damping = damping;
+  result.added = absolute_damping(hessian, damping);
+  result.hessian_II = damped(hessian, result.added);
+  result.norms_IB = row_norms(result.hessian_II);
+  return result;
+}
+
 RefineResult refine(const at::Tensor& weight_OI, const runtime::QuantizedWeight& start, const at::Tensor& hessian_II,
                     const RefineOptions& options, const at::Tensor& kept_OI) {
-  check_refine_options(options);
+  return refine(weight_OI, start, damped_hessian(hessian_II, options.damping), options, kept_OI);
+}
+
+RefineResult refine(const at::Tensor& weight_OI, const runtime::QuantizedWeight& start, const DampedHessian& hessian,
+                    const RefineOptions& options, const at::Tensor& kept_OI) {
+  check_refine_options(options, hessian);
   runtime::validate(start, "the weight to refine");
-  const at::Tensor weight = checked_weight(weight_OI), hessian = checked_hessian(hessian_II);
+  const at::Tensor weight = checked_weight(weight_OI);
   const int64_t num_out = weight.size(0), num_in = weight.size(1);
-  if (start.num_out != num_out || start.num_in != num_in || hessian.size(0) != num_in) {
+  if (start.num_out != num_out || start.num_in != num_in || hessian.hessian_II.size(0) != num_in) {
     throw std::invalid_argument("refine: expected a rounded weight of shape " + shape_text(weight) +
                                 " and a Hessian of its " + std::to_string(num_in) + " columns, found [" +
                                 std::to_string(start.num_out) + ", " + std::to_string(start.num_in) + "] and " +
-                                shape_text(hessian));
+                                shape_text(hessian.hessian_II));
   }
   if (kept_OI.defined()) check_kept(kept_OI, num_out, num_in);
   const at::Tensor kept = kept_OI.defined() ? kept_OI.contiguous() : kept_OI;
-  const Layout layout = make_layout(start, hessian, options.damping);
-  RefineResult result{start, 0.0, 0.0};
+  const Layout layout = make_layout(start, hessian);
+  RefineResult result{start, 0.0, 0.0, 0.0};
   std::vector<double> before_O(num_out), after_O(num_out);
+  std::vector<double> signals((num_out + kRefinedRows - 1) / kRefinedRows);
   for_row_chunks(num_out, kRefinedRows, [&](int64_t first_row, int64_t num_rows) {
-    RowChunk chunk = gather_chunk(weight, start, kept, layout, first_row, num_rows);
-    const RowTraces before = row_traces(chunk.error_IR, layout.hessian_II, layout.damping);
-    for (int step = 0; step < options.sweeps; ++step) {
-      if (!sweep(chunk, layout, start, options)) break;
+    const auto gather = [&] { return gather_chunk(weight, start, kept, layout, first_row, num_rows); };
+    RowChunk chunk = gather();
+    signals[first_row / kRefinedRows] = chunk_signal(chunk, layout);
+    if (options.sweeps == 0) {
+      const RowTraces traces = row_traces(chunk.error_IR, layout.hessian_II, layout.damping);
+      std::copy(traces.plain_R.begin(), traces.plain_R.end(), before_O.begin() + first_row);
+      std::copy(traces.plain_R.begin(), traces.plain_R.end(), after_O.begin() + first_row);
+      return;
     }
-    const RowTraces after = row_traces(chunk.error_IR, layout.hessian_II, layout.damping);
+    const Judged judged = refine_chunk(chunk, layout, start, options, gather);
     for (int64_t r = 0; r < num_rows; ++r) {
-      const bool fell = after.damped_R[r] < before.damped_R[r] && after.plain_R[r] <= before.plain_R[r];
-      if (fell) scatter_row(chunk, layout, r, first_row + r, result.weight);
-      before_O[first_row + r] = before.plain_R[r];
-      after_O[first_row + r] = fell ? after.plain_R[r] : before.plain_R[r];
+      if (judged.fell_R[r]) scatter_row(chunk, layout, r, first_row + r, result.weight);
+      before_O[first_row + r] = judged.before_R[r];
+      after_O[first_row + r] = judged.fell_R[r] ? judged.after_R[r] : judged.before_R[r];
     }
   });
+  result.signal = std::accumulate(signals.begin(), signals.end(), 0.0);
   result.trace_before = std::accumulate(before_O.begin(), before_O.end(), 0.0);
   result.trace_after = std::accumulate(after_O.begin(), after_O.end(), 0.0);
   return result;

@@ -33,4 +33,9 @@ class SingleThreadedTorch {
 // begun are left out. Throws Interrupted between chunks.
 void for_row_chunks(int64_t num_rows, int64_t chunk_rows, const std::function<void(int64_t, int64_t)>& body);
 
+// Calls work(i) for each i below count, several at a time. The chunks of all of them share the threads: few rows of one
+// do not leave threads idle. LibTorch works on one thread throughout, so no bits depend on the number of threads. When
+// all have ended, the exception of the lowest i that threw is thrown again. What was not begun by then is left out.
+void for_each_together(int64_t count, const std::function<void(int64_t)>& work);
+
 }  // namespace pare::quant

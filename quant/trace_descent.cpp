@@ -1,13 +1,23 @@
 #include "quant/trace_descent.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 namespace pare::quant {
 namespace {
 
 constexpr int64_t kTraceColumns = 128;
+// More than all roundings of the norms, of their products, of 1 / (1 - n u) and of the sums in float64 together, for
+// up to a million inputs.
+constexpr double kRoundedUp = 1.0 + 1e-3;
+
+float rounded_up(double norm) {
+  return std::max(static_cast<float>(norm * kRoundedUp), std::numeric_limits<float>::min());
+}
 
 }  // namespace
 
@@ -56,6 +66,76 @@ RowTraces row_traces(const at::Tensor& error_IR, const at::Tensor& hessian_II, d
   RowTraces traces{traces_R, traces_R};
   for (int64_t r = 0; r < num_rows; ++r) traces.plain_R[r] -= damping * squares_R[r];
   return traces;
+}
+
+std::vector<double> squared_errors(const at::Tensor& error_IR) {
+  const float* errors = error_IR.const_data_ptr<float>();
+  return column_dots(errors, errors, error_IR.size(0), error_IR.size(1));
+}
+
+at::Tensor row_norms(const at::Tensor& hessian_II) {
+  const int64_t num_in = hessian_II.size(0), num_pieces = (num_in + kNormColumns - 1) / kNormColumns;
+  at::Tensor norms_IB = at::empty({num_in, num_pieces}, at::kFloat);
+  const float* hessian = hessian_II.const_data_ptr<float>();
+  float* norms = norms_IB.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < num_in; ++i) {
+    for (int64_t piece = 0; piece < num_pieces; ++piece) {
+      const int64_t end = std::min((piece + 1) * kNormColumns, num_in);
+      double sum = 0.0;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t j = piece * kNormColumns; j < end; ++j) {
+        sum += static_cast<double>(hessian[i * num_in + j]) * static_cast<double>(hessian[i * num_in + j]);
+      }
+      norms[i * num_pieces + piece] = rounded_up(std::sqrt(sum));
+    }
+  }
+  return norms_IB;
+}
+
+void add_product(const at::Tensor& hessian_WJ, const at::Tensor& error_JR, std::vector<double>& sums_WR) {
+  const int64_t num_columns = error_JR.size(0);
+  at::Tensor product_WR = at::empty({hessian_WJ.size(0), error_JR.size(1)}, at::kFloat);
+  for (int64_t begin = 0; begin < num_columns; begin += kPieceColumns) {
+    const int64_t width = std::min(kPieceColumns, num_columns - begin);
+    at::mm_out(product_WR, hessian_WJ.narrow(1, begin, width), error_JR.narrow(0, begin, width));
+    const float* products = product_WR.const_data_ptr<float>();
+    double* sums = sums_WR.data();
+    const auto size = static_cast<int64_t>(sums_WR.size());
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) sums[i] += static_cast<double>(products[i]);
+  }
+}
+
+std::vector<double> trace_bounds(const at::Tensor& error_IR, const at::Tensor& norms_IB) {
+  const int64_t num_in = error_IR.size(0), num_rows = error_IR.size(1), num_pieces = norms_IB.size(1);
+  const float* errors = error_IR.const_data_ptr<float>();
+  at::Tensor norms_BR = at::empty({num_pieces, num_rows}, at::kFloat);
+  for (int64_t piece = 0; piece < num_pieces; ++piece) {
+    const int64_t begin = piece * kNormColumns, width = std::min(kNormColumns, num_in - begin);
+    const std::vector<double> squares_R =
+        column_dots(errors + begin * num_rows, errors + begin * num_rows, width, num_rows);
+    float* norms_R = norms_BR.mutable_data_ptr<float>() + piece * num_rows;
+    for (int64_t r = 0; r < num_rows; ++r) norms_R[r] = rounded_up(std::sqrt(squares_R[r]));
+  }
+  std::vector<double> bounds_R(num_rows, 0.0), sizes_R(num_rows, 0.0);
+  for (int64_t begin = 0; begin < num_in; begin += kNormColumns) {
+    const int64_t width = std::min(kNormColumns, num_in - begin);
+    const at::Tensor product_WR = at::mm(norms_IB.narrow(0, begin, width), norms_BR);
+    const float* products = product_WR.const_data_ptr<float>();
+    for (int64_t i = 0; i < width; ++i) {
+      const float* errors_R = errors + (begin + i) * num_rows;
+#pragma omp simd
+      for (int64_t r = 0; r < num_rows; ++r) {
+        const double size = std::abs(static_cast<double>(errors_R[r]));
+        bounds_R[r] += size * static_cast<double>(products[i * num_rows + r]);
+        sizes_R[r] += size;
+      }
+    }
+  }
+  const double share = std::min<double>(kPieceColumns, num_in) * 0x1p-24 * kRoundedUp;
+  const double underflow = static_cast<double>(num_in) * std::numeric_limits<float>::min();
+  for (int64_t r = 0; r < num_rows; ++r) bounds_R[r] = share * bounds_R[r] + underflow * sizes_R[r];
+  return bounds_R;
 }
 
 void shift_gradient(const std::vector<float>& amounts_R, const at::Tensor& products_WR, const at::Tensor& gradient_WR) {

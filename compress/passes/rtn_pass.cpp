@@ -26,7 +26,7 @@ std::optional<InputScaling> apply_rtn(StageState& stage, const SteppedLayers& la
     }
     use_stored_weight(stage, layer);
     measure_error(importance_I, layer);
-    if (pass.refine.sweeps > 0) refine_layer(stage, pass.refine, layer);
+    if (pass.refine.sweeps > 0) refine_layer(stage, stage.damped(pass.refine.damping), pass.refine, layer);
   });
   return std::nullopt;
 }

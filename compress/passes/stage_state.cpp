@@ -7,12 +7,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <numeric>
 #include <sstream>
 #include <stdexcept>
 
 #include "compress/passes/squared_error.h"
 #include "quant/grid.h"
-#include "quant/refine.h"
+#include "quant/row_chunks.h"
 #include "runtime/containers/stored_linear.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/progress.h"
@@ -51,6 +52,13 @@ const prune::NormalizedHessian& StageState::normalized(double damping) {
   return *normalized_;
 }
 
+const quant::DampedHessian& StageState::damped(double damping) {
+  if (!damped_ || damped_->damping != damping) {
+    damped_ = of_hessian(*this, [&](const auto& hessian_II) { return quant::damped_hessian(hessian_II, damping); });
+  }
+  return *damped_;
+}
+
 at::Tensor kept_of(const LayerState& layer) {
   return layer.sparsity ? layer.sparsity->kept_OI : at::Tensor();
 }
@@ -76,17 +84,38 @@ std::string held_back_text(int64_t num_channels) {
          " is limited to what the type of the producer's values can hold";
 }
 
-void for_each_layer(const SteppedLayers& layers, const std::function<void(LayerState&, const PassOptions&)>& change) {
-  for (const SteppedLayer& layer : layers.layers) {
-    runtime::throw_if_interrupted();
-    const auto start = std::chrono::steady_clock::now();
-    try {
-      change(*layer.state, *layer.options);
-    } catch (const std::invalid_argument& error) {
-      throw std::invalid_argument(layer.state->plan->linear.name + ": " + error.what());
-    }
-    layer.state->record.seconds += runtime::seconds_since(start);
+namespace {
+
+// Changes one layer and returns the seconds that passed.
+double change_layer(const SteppedLayer& layer, const std::function<void(LayerState&, const PassOptions&)>& change) {
+  runtime::throw_if_interrupted();
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    change(*layer.state, *layer.options);
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(layer.state->plan->linear.name + ": " + error.what());
   }
+  return runtime::seconds_since(start);
+}
+
+}  // namespace
+
+void for_each_layer(const SteppedLayers& layers, const std::function<void(LayerState&, const PassOptions&)>& change) {
+  for (const SteppedLayer& layer : layers.layers) layer.state->record.seconds += change_layer(layer, change);
+}
+
+void for_layers_together(const SteppedLayers& layers,
+                         const std::function<void(LayerState&, const PassOptions&)>& change) {
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<double> seconds(layers.layers.size());
+  quant::for_each_together(static_cast<int64_t>(seconds.size()), [&](int64_t index) {
+    const auto i = static_cast<size_t>(index);
+    seconds[i] = change_layer(layers.layers[i], change);
+  });
+  // They have passed for several layers at a time. A layer's record has its share of them.
+  const double all = runtime::seconds_since(start), sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  for (size_t i = 0; i < seconds.size(); ++i)
+    layers.layers[i].state->record.seconds += sum > 0.0 ? all * seconds[i] / sum : 0.0;
 }
 
 at::Tensor absmax(const LayerStatistics& statistics) {
@@ -167,13 +196,13 @@ void measure_error_with_hessian(const at::Tensor& hessian_II, LayerState& layer)
       signal > 0.0 ? quant::trace_error(layer.target_OI, layer.weight_OI, hessian_II) / signal : 0.0;
 }
 
-void refine_layer(StageState& stage, const quant::RefineOptions& options, LayerState& layer) {
-  const at::Tensor& hessian_II = stage.statistics.hessian_II;
+void refine_layer(const StageState& stage, const quant::DampedHessian& hessian, const quant::RefineOptions& options,
+                  LayerState& layer) {
   quant::RefineResult refined = quant::refine(layer.target_OI, std::get<runtime::QuantizedWeight>(layer.stored),
-                                              hessian_II, options, kept_of(layer));
+                                              hessian, options, kept_of(layer));
   layer.stored = std::move(refined.weight);
   use_stored_weight(stage, layer);
-  const double signal = quant::trace_error(layer.target_OI, at::zeros_like(layer.target_OI), hessian_II);
+  const double signal = refined.signal;
   layer.record.error_measure = "hessian";
   layer.record.error_before_refinement = signal > 0.0 ? refined.trace_before / signal : 0.0;
   layer.record.relative_error = signal > 0.0 ? refined.trace_after / signal : 0.0;

@@ -15,6 +15,7 @@
 #include "compress/walk/statistics.h"
 #include "prune/normalized_hessian.h"
 #include "quant/gptq.h"
+#include "quant/refine.h"
 #include "quant/scale_bounds.h"
 
 namespace pare::compress {
@@ -66,16 +67,20 @@ struct StageState {
   const quant::GptqFactor& factor(const quant::GptqOptions& options, int64_t columns_together = 1);
   // Returns H in normalized columns, likewise.
   const prune::NormalizedHessian& normalized(double damping);
+  // Returns H as refinement takes it, likewise.
+  const quant::DampedHessian& damped(double damping);
   // Must be called after the statistics have changed.
   void forget_factor() {
     factor_.reset();
     normalized_.reset();
+    damped_.reset();
   }
 
  private:
   std::optional<quant::GptqFactor> factor_;
   std::optional<prune::NormalizedHessian> normalized_;
   double normalized_damping_ = 0.0;
+  std::optional<quant::DampedHessian> damped_;
 };
 
 // The layers of a stage that a pass changes, each with its own options.
@@ -100,6 +105,10 @@ std::string held_back_text(int64_t num_channels);
 // Calls `change` for one layer after the other and adds up their times. Throws what it throws, with the layer's name in
 // front of the message of a std::invalid_argument. Throws Interrupted.
 void for_each_layer(const SteppedLayers& layers, const std::function<void(LayerState&, const PassOptions&)>& change);
+
+// The same with several layers at a time (quant::for_each_together). `change` must not change what layers share.
+void for_layers_together(const SteppedLayers& layers,
+                         const std::function<void(LayerState&, const PassOptions&)>& change);
 
 // Returns the options of the first layer, which hold for all layers of a stage where they are shared.
 template <typename Options>
@@ -139,7 +148,9 @@ void use_stored_weight(const StageState& stage, LayerState& layer);
 void measure_error(const at::Tensor& importance_I, LayerState& layer);
 // Does the same with the whole of H: tr(E H E^T) / tr(T H T^T).
 void measure_error_with_hessian(const at::Tensor& hessian_II, LayerState& layer);
-// Refines a layer's codes, scales and zeros, and measures the error afterwards.
-void refine_layer(StageState& stage, const quant::RefineOptions& options, LayerState& layer);
+// Refines a layer's codes, scales and zeros, and measures the error afterwards. `hessian` is StageState::damped of the
+// options' damping.
+void refine_layer(const StageState& stage, const quant::DampedHessian& hessian, const quant::RefineOptions& options,
+                  LayerState& layer);
 
 }  // namespace pare::compress
