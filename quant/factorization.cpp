@@ -31,7 +31,7 @@ constexpr int64_t kPanelColumns = 128;
 constexpr int64_t kPanelRowChunk = 256;
 constexpr int64_t kNumProbes = 16;
 
-// What the squares on the diagonal hold beside L's: those of M, and the inverses of L's.
+// Squares on the diagonal, by panel: those of M, and the inverses of those of L.
 struct Squares {
   std::vector<at::Tensor> original, inverse;
 };

@@ -4,8 +4,8 @@
 // is the cost of its error once the other columns have made up for what they can (OBQ's saliency, arXiv 2208.11580,
 // equation 7).
 //
-// The loop runs in float32; where the result's error is asked for, it is evaluated in float64 (trace_error). The tests' oracles are closed
-// forms, Optimal Brain Quantization with explicit inverses, a float64 twin and PyTorch.
+// The loop runs in float32. Where the result's error is asked for, it is evaluated in float64 (trace_error). The tests'
+// oracles are closed forms, Optimal Brain Quantization with explicit inverses, a float64 twin and PyTorch.
 #include "quant/gptq.h"
 
 #include <ATen/ops/empty.h>

@@ -14,8 +14,10 @@
 // later groups make up for the rounding of earlier ones.
 //
 // As in gptq.cpp, a worker takes kRefinedRows rows and keeps them transposed, [I, R]. Errors of float32 are caught at
-// the end: the trace of every row is summed in float64, and the row is taken only when it fell. The tests' oracles are
-// brute force over all codes, closed forms, a float64 twin and the dense normal equations.
+// the end: a row is taken only when its trace fell. The products of the first and the last sweep make up the traces
+// before and after. Where they differ by less than float32 can have moved them (trace_descent.h), both are summed anew
+// in float64. The tests' oracles are brute force over all codes, closed forms, a float64 twin and the dense normal
+// equations.
 #include "quant/refine.h"
 
 #include <ATen/ops/empty.h>
@@ -343,7 +345,7 @@ void add_dots(const RowChunk& chunk, int64_t begin, double weight, const std::ve
   }
 }
 
-// What a sweep finds out about a chunk's rows.
+// The findings of a sweep about a chunk's rows.
 struct Swept {
   bool changed = false;  // false: the next sweep would not move anything either
   // The traces under the damped H before and after the sweep, from the products that the sweep makes anyway.

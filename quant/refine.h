@@ -30,10 +30,11 @@ DampedHessian damped_hessian(const at::Tensor& hessian_II, double damping);
 // symmetric or asymmetric grids. hessian_II is float32 [I, I] and symmetric. Bits, groups, symmetry and the type of the
 // scales stay. The trace that falls is that under H + damping mean(diag(H)). Inputs that the calibration has not seen
 // do not repeat its H, and a weight fitted to H alone loses part of its gain on them. A row stays as it was if its
-// damped trace did not fall or its undamped one rose: float32 decides where its rounding cannot matter, else float64. So after GPTQ pass the damping that GPTQ had:
-// with much more, many rows have nowhere to go. kept_OI, bool [O, I] (undefined: all), says which weights are kept. A
-// pruned weight stays exactly 0, whatever weight_OI holds, and its code follows the zero point. `start` must hold
-// pruned weights at 0. Rows are independent and split over OpenMP threads; any number of threads gives the same bits.
+// damped trace did not fall or its undamped one rose. float32 decides that where its rounding cannot matter, and
+// otherwise float64. So after GPTQ pass the damping that GPTQ had: with much more, many rows have nowhere to go.
+// kept_OI, bool [O, I] (undefined: all), says which weights are kept. A pruned weight stays exactly 0, whatever
+// weight_OI holds, and its code follows the zero point. `start` must hold pruned weights at 0. Rows are independent and
+// split over OpenMP threads; any number of threads gives the same bits.
 // Throws std::invalid_argument for shapes, values that are not finite, options, and a pruned weight that `start` does
 // not hold at 0. Throws what validate(start) throws.
 RefineResult refine(const at::Tensor& weight_OI, const runtime::QuantizedWeight& start, const DampedHessian& hessian,

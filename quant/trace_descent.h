@@ -39,8 +39,8 @@ at::Tensor row_norms(const at::Tensor& hessian_II);
 // Adds H_WJ E_JR to sums_WR. hessian_WJ and error_JR are float32.
 void add_product(const at::Tensor& hessian_WJ, const at::Tensor& error_JR, std::vector<double>& sums_WR);
 
-// Returns by how much a trace of add_product's products may be off for each row, with what underflows, [R]. norms_IB are
-// those of row_norms.
+// Returns by how much a trace of add_product's products may be off for each row, with what underflows, [R]. norms_IB is
+// what row_norms returns.
 std::vector<double> trace_bounds(const at::Tensor& error_IR, const at::Tensor& norms_IB);
 
 // Updates gradient_WR after W' moved by amounts_R * directions_WR: G -= amount * products, where products_WR is

@@ -263,13 +263,7 @@ at::Tensor BlockFunctions::attention(const at::Tensor& hidden, KeyValues* earlie
   auto [q_BTHK, k_BTGK, v_BTGK] = block_.latent ? heads_of_latents(hidden) : heads_of(hidden);
   std::vector<int64_t> shape = hidden.sizes().vec();
   shape.back() = model_.num_heads * model_.value_size;
-  // Without the zeros behind values.
-  const auto finished = [&](const at::Tensor& mixed) {
-    if (model_.value_size == model_.head_size) return mixed.reshape(shape);
-    return mixed.reshape({-1, num_tokens, model_.num_heads, model_.head_size})
-        .narrow(3, 0, model_.value_size)
-        .reshape(shape);
-  };
+  const auto finished = [&](const at::Tensor& mixed) { return joined_heads(mixed, shape); };
   if (!starts.empty()) return finished(attend_documents(q_BTHK, k_BTGK, v_BTGK, starts));
   const int64_t num_earlier = earlier != nullptr && earlier->keys_BGTK.defined() ? earlier->keys_BGTK.size(2) : 0;
   const RotaryAngles angles = angles_.positions(num_earlier, num_tokens);
@@ -285,6 +279,14 @@ at::Tensor BlockFunctions::attention(const at::Tensor& hidden, KeyValues* earlie
     *earlier = {k_BGTK, v_BGTK};
   }
   return finished(attend(q_BTHK.transpose(1, 2), k_BGTK, v_BGTK).transpose(1, 2));
+}
+
+at::Tensor BlockFunctions::joined_heads(const at::Tensor& mixed_BTHK, at::IntArrayRef shape) const {
+  if (model_.value_size == model_.head_size) return mixed_BTHK.reshape(shape);
+  const int64_t num_tokens = shape[shape.size() - 2];
+  return mixed_BTHK.reshape({-1, num_tokens, model_.num_heads, model_.head_size})
+      .narrow(3, 0, model_.value_size)
+      .reshape(shape);
 }
 
 StageInput BlockFunctions::activation(int64_t expert, const StageInput& input) const {
@@ -376,6 +378,91 @@ void BlockFunctions::pass(at::Tensor& hidden) const {
   }
   add_to(mixes, attended, hidden);
   add_to(runtime::Stage::feed_forward_output, feed_forward(hidden), hidden);
+}
+
+int64_t BlockFunctions::tokens_at_a_time(int64_t num_tokens) const {
+  const bool rounds_rows = std::ranges::all_of(formats_, [](const auto& format) { return format.second.is_rowwise(); });
+  return site_ == nullptr && rounds_rows ? std::min(kTokenBlock, num_tokens) : num_tokens;
+}
+
+void BlockFunctions::write_attention(const at::Tensor& hidden_TD, const at::Tensor& out_TI) const {
+  const int64_t num_tokens = hidden_TD.size(0), step = tokens_at_a_time(num_tokens);
+  if (step == num_tokens) {
+    out_TI.copy_(attention(hidden_TD));
+    return;
+  }
+  KeyValues all;
+  for (int64_t first = 0; first < num_tokens; first += step) {
+    const int64_t count = std::min(step, num_tokens - first), end = first + count;
+    const at::Tensor block_TD = hidden_TD.narrow(0, first, count);
+    auto [q_BTHK, k_BTGK, v_BTGK] = block_.latent ? heads_of_latents(block_TD) : heads_of(block_TD);
+    const RotaryAngles angles = angles_.positions(first, count);
+    q_BTHK = rotated_heads(q_BTHK, angles);
+    k_BTGK = rotated_heads(k_BTGK, angles);
+    if (first == 0) {
+      const std::vector<int64_t> shape = {1, k_BTGK.size(2), num_tokens, model_.head_size};
+      all = {at::empty(shape, k_BTGK.options()), at::empty(shape, v_BTGK.options())};
+    }
+    all.keys_BGTK.narrow(2, first, count).copy_(k_BTGK.transpose(1, 2));
+    all.values_BGTK.narrow(2, first, count).copy_(v_BTGK.transpose(1, 2));
+    const at::Tensor mixed_BHTK =
+        attend(q_BTHK.transpose(1, 2), all.keys_BGTK.narrow(2, 0, end), all.values_BGTK.narrow(2, 0, end));
+    out_TI.narrow(0, first, count).copy_(joined_heads(mixed_BHTK.transpose(1, 2), {count, out_TI.size(1)}));
+  }
+}
+
+void BlockFunctions::write_activation(int64_t expert, const at::Tensor& hidden_TD, const at::Tensor& out_TF) const {
+  const int64_t num_tokens = hidden_TD.size(0), step = tokens_at_a_time(num_tokens);
+  for (int64_t first = 0; first < num_tokens; first += step) {
+    const int64_t count = std::min(step, num_tokens - first);
+    at::Tensor rows_TF = out_TF.narrow(0, first, count);
+    activation(expert, normalized(runtime::Stage::feed_forward_input, hidden_TD.narrow(0, first, count)))
+        .write(rows_TF);
+  }
+}
+
+at::Tensor BlockFunctions::output_of_hidden(runtime::Stage stage, const at::Tensor& hidden_TD) const {
+  const int64_t num_tokens = hidden_TD.size(0), step = tokens_at_a_time(num_tokens);
+  const at::Tensor output_TD = at::empty({num_tokens, model_.hidden_size}, at::kFloat);
+  at::Tensor mixed_TI;
+  if (stage.kind == runtime::Stage::attention_output) {
+    mixed_TI = at::empty({num_tokens, model_.num_heads * model_.value_size}, at::kFloat);
+    write_attention(hidden_TD, mixed_TI);
+  }
+  for (int64_t first = 0; first < num_tokens; first += step) {
+    const int64_t count = std::min(step, num_tokens - first);
+    const StageInput x = mixed_TI.defined()
+                             ? StageInput::plain(mixed_TI.narrow(0, first, count))
+                             : activation(runtime::Stage::kNoExpert, normalized(runtime::Stage::feed_forward_input,
+                                                                                hidden_TD.narrow(0, first, count)));
+    output_TD.narrow(0, first, count).copy_(output(stage, x));
+  }
+  return output_TD;
+}
+
+void BlockFunctions::add_output_of(runtime::Stage stage, const at::Tensor& x_TI, const at::Tensor& hidden_TD) const {
+  const int64_t num_tokens = x_TI.size(0), step = tokens_at_a_time(num_tokens);
+  for (int64_t first = 0; first < num_tokens; first += step) {
+    const int64_t count = std::min(step, num_tokens - first);
+    at::Tensor rows_TD = hidden_TD.narrow(0, first, count);
+    add_to(stage, output(stage, StageInput::plain(x_TI.narrow(0, first, count))), rows_TD);
+  }
+}
+
+int64_t BlockFunctions::walk_bytes(const runtime::ModelDescription& model, int64_t num_tokens, bool with_outputs) {
+  // Mixtures and parallel blocks are passed with all their tokens at a time.
+  const bool is_passed_whole =
+      std::ranges::any_of(model.blocks, [](const auto& block) { return block.is_mixture() || block.is_parallel; });
+  if (num_tokens <= kTokenBlock || is_passed_whole) return forward_bytes(model, num_tokens);
+  const bool has_latents =
+      std::ranges::any_of(model.blocks, [](const auto& block) { return block.latent.has_value(); });
+  const bool has_sinks = std::ranges::any_of(model.blocks, [](const auto& block) { return block.sinks.has_value(); });
+  const int64_t row_bytes = num_tokens * static_cast<int64_t>(sizeof(float));
+  // Of all tokens: keys and values, and for an output what is mixed, and itself.
+  const int64_t queries = model.num_heads * model.head_size;
+  const int64_t keys = has_latents ? queries : model.num_kv_heads * model.head_size;
+  return forward_bytes(model, kTokenBlock) + (2 * keys + (with_outputs ? queries + model.hidden_size : 0)) * row_bytes +
+         query_block_bytes(model.num_heads / model.num_kv_heads, model.head_size, num_tokens, has_sinks);
 }
 
 int64_t BlockFunctions::forward_bytes(const runtime::ModelDescription& model, int64_t num_tokens) {

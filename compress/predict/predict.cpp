@@ -115,7 +115,13 @@ int64_t fit_sums_bytes(const runtime::ModelDescription& model, int64_t width, in
          OriginalStream::sums_bytes(model, width);
 }
 int64_t fit_bytes(const runtime::ModelDescription& model, int64_t width) {
-  return width * width * kFactorElementBytes + 2 * std::max(model.hidden_size, width) * width * 4;
+  return width * width * kFitElementBytes + width * kFactorColumnBytes +
+         2 * std::max(model.hidden_size, width) * width * 4;
+}
+
+// Returns the bytes of H, its factor, and the space that the factor is made in.
+int64_t factor_bytes(int64_t width) {
+  return width * width * kFactorElementBytes + width * kFactorColumnBytes;
 }
 
 // Returns the operations that the steps of one stage take, without the factor of H.
@@ -232,7 +238,7 @@ int64_t compress_bytes(const RunPlan& plan, const runtime::ModelDescription& mod
       } else if (need != StatisticsNeed::none) {
         statistics = StatisticsAccumulator::size_bytes(width, num_windows, need);
       }
-      if (need >= StatisticsNeed::hessian) factor = square * kFactorElementBytes;
+      if (need >= StatisticsNeed::hessian) factor = factor_bytes(width);
       if (need == StatisticsNeed::original) {
         const std::vector<const LayerPlan*> layers = plan.stage_layers(static_cast<int64_t>(b), stage);
         const bool keeps_zeros = std::any_of(layers.begin(), layers.end(),
@@ -306,7 +312,7 @@ Prediction predict(const RunPlan& plan, const runtime::Checkpoint& checkpoint, c
     int64_t bytes = libraries + block_bytes + work_bytes + survey_memory;
     if (workload.walks()) {
       bytes += WalkLayout(model, workload.num_windows, workload.num_tokens, spill, workload.num_threads,
-                          plan.carries_original(), plan.reconstructs())
+                          plan.carries_original(), plan.reconstructs(), sizes.output_inputs.whole_sequences)
                    .footprint()
                    .memory_bytes;
     }
@@ -399,7 +405,7 @@ Prediction predict_encoder(const RunPlan& plan, const runtime::Checkpoint& check
         bytes += StatisticsAccumulator::size_bytes(width, workload.calibration_tokens / EncoderWalk::kGroupRows, need);
       }
       if (need == StatisticsNeed::hessian) {
-        bytes += width * width * kFactorElementBytes;
+        bytes += factor_bytes(width);
         if (layer.index == 0) {
           operations.statistics += num_tokens * static_cast<double>(width * width);  // the upper triangle
           operations.compress += factor_operations(width);

@@ -52,8 +52,13 @@ inline constexpr int64_t kWorkerColumnBytes = int64_t{8} << 10;
 inline constexpr int64_t kWalkingHeapBytes = int64_t{26} << 20;
 // What a thread that takes gradients holds for its graph's nodes and on the heap.
 inline constexpr int64_t kGradientThreadBytes = int64_t{4} << 20;
-// H and U of a stage in float32, and six such matrices in float64 for the factorization.
-inline constexpr int64_t kFactorElementBytes = 4 + 4 + 6 * 8;
+// H and U of a stage in float32, and the float64 matrix in which U is made. When that is gone, refinement has a damped
+// H in its place.
+inline constexpr int64_t kFactorElementBytes = 4 + 4 + 8;
+// Three panels of 128 columns in float64 beside it: the squares on the diagonal, their inverses, and a panel at work.
+inline constexpr int64_t kFactorColumnBytes = 3 * 128 * 8;
+// With `fit` H and that of the held-out windows in float32, the factor in float64, and the second H in float64 too.
+inline constexpr int64_t kFitElementBytes = 4 + 4 + 8 + 8;
 // A training holds more than its tensors: each thread the products' buffers and a heap of its own, and a heap what it
 // keeps between pieces of different sizes. Measured in float32 on two threads: 4.40 GB where tensors are 4.00 (SmolLM2,
 // micro-batches of a window of 512 tokens), 5.69 where they are 5.13 (of two), 1.36 to 1.43 where they are 1.13 (6

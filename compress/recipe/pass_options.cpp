@@ -1,6 +1,7 @@
 #include "compress/recipe/pass_options.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 
 #include "compress/recipe/measured_costs.h"
@@ -379,7 +380,10 @@ double GptqPass::operations(const StageExtent& stage) const {
 }
 
 int64_t GptqPass::working_bytes(const StageExtent& stage) const {
-  return std::max(GridPass::working_bytes(stage), chooses_before() ? choice().working_bytes(stage) : int64_t{0});
+  // The stage's layers are worked on together.
+  StageExtent joined = stage;
+  joined.num_out = {std::accumulate(stage.num_out.begin(), stage.num_out.end(), int64_t{0})};
+  return std::max(GridPass::working_bytes(joined), chooses_before() ? choice().working_bytes(stage) : int64_t{0});
 }
 
 // --- gguf ---

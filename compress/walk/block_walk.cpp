@@ -87,8 +87,7 @@ at::Tensor BlockWalk::input_rows(runtime::Stage stage, int64_t first, int64_t co
 void BlockWalk::add_output(const DecoderBlock& block, runtime::Stage stage, int64_t window) const {
   const int64_t width = runtime::stage_width(block.description(), stage);
   at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
-  const StageInput x = StageInput::plain(inputs_.windows(window, 1, width));
-  block.add_output(stage, block.functions().output(stage, x), hidden_TD);
+  block.functions().add_output_of(stage, inputs_.windows(window, 1, width), hidden_TD);
   inputs_.release(window, 1, width);
 }
 
@@ -141,12 +140,12 @@ void BlockWalk::choose_tokens(runtime::Stage stage) {
   }
 }
 
-StageInput BlockWalk::produce(const DecoderBlock& block, runtime::Stage stage, int64_t window) const {
+void BlockWalk::produce(const DecoderBlock& block, runtime::Stage stage, int64_t window, at::Tensor& x_TI) const {
   const BlockFunctions functions = block.functions();
   at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
   if (stage.kind == runtime::Stage::query_latent || stage.kind == runtime::Stage::key_value_latent)
-    return functions.latent(stage, hidden_TD);
-  if (stage.kind == runtime::Stage::attention_output) return StageInput::plain(functions.attention(hidden_TD));
+    return functions.latent(stage, hidden_TD).write(x_TI);
+  if (stage.kind == runtime::Stage::attention_output) return functions.write_attention(hidden_TD, x_TI);
   // A parallel block's halves both read what it got. What they add is made when the walk leaves the block.
   const bool is_parallel = block.description().is_parallel;
   if (stage.kind == runtime::Stage::feed_forward_input && stage.expert == runtime::Stage::kNoExpert && !is_parallel) {
@@ -154,10 +153,12 @@ StageInput BlockWalk::produce(const DecoderBlock& block, runtime::Stage stage, i
   }
   if (stage.expert != runtime::Stage::kNoExpert)
     hidden_TD = hidden_TD.index_select(0, tokens_N_[static_cast<size_t>(window)]);
+  if (stage.kind == runtime::Stage::feed_forward_output) {
+    return functions.write_activation(stage.expert, hidden_TD, x_TI);
+  }
   const bool is_attention = stage.kind == runtime::Stage::attention_input;
-  const StageInput x = functions.normalized(
-      is_attention ? runtime::Stage::attention_input : runtime::Stage::feed_forward_input, hidden_TD);
-  return stage.kind == runtime::Stage::feed_forward_output ? functions.activation(stage.expert, x) : x;
+  functions.normalized(is_attention ? runtime::Stage::attention_input : runtime::Stage::feed_forward_input, hidden_TD)
+      .write(x_TI);
 }
 
 LayerStatistics BlockWalk::reach(const DecoderBlock& block, runtime::Stage stage, StatisticsNeed need,
@@ -203,7 +204,7 @@ LayerStatistics BlockWalk::move_to(const DecoderBlock& block, runtime::Stage sta
       const int64_t window = first + index;
       const auto worker = static_cast<size_t>(omp_get_thread_num());
       at::Tensor x_TI = input_rows(stage, window, 1, width);
-      if (x_TI.size(0) > 0) produce(block, stage, window).write(x_TI);
+      if (x_TI.size(0) > 0) produce(block, stage, window, x_TI);
       hidden_.release(window, 1, model_.hidden_size);
       if (original != nullptr) {
         const at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);

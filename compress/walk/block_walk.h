@@ -79,7 +79,7 @@ class BlockWalk {
   // of a chunk's windows follow one another without gaps.
   at::Tensor input_rows(runtime::Stage stage, int64_t first, int64_t count, int64_t width) const;
   // The next one of a window: what the stage's linears read. Adds the attention's output on the way.
-  StageInput produce(const DecoderBlock& block, runtime::Stage stage, int64_t window) const;
+  void produce(const DecoderBlock& block, runtime::Stage stage, int64_t window, at::Tensor& x_TI) const;
   // Adds the output of the reached stage's layer to the states of a window.
   void add_output(const DecoderBlock& block, runtime::Stage stage, int64_t window) const;
 

@@ -121,17 +121,15 @@ void OriginalStream::pass(const DecoderBlock& original, runtime::Stage stage, in
   const bool is_latent = stage.kind == runtime::Stage::query_latent || stage.kind == runtime::Stage::key_value_latent;
   const bool is_attention =
       stage.kind == runtime::Stage::attention_input || stage.kind == runtime::Stage::attention_output;
-  const StageInput normalized =
-      is_latent ? functions.latent(stage, hidden_TD)
-                : functions.normalized(
-                      is_attention ? runtime::Stage::attention_input : runtime::Stage::feed_forward_input, hidden_TD);
   if (is_output_stage(stage)) {
-    const StageInput x = is_attention ? StageInput::plain(functions.attention(hidden_TD))
-                                      : functions.activation(runtime::Stage::kNoExpert, normalized);
-    const at::Tensor output_TD = functions.output(stage, x);
+    const at::Tensor output_TD = functions.output_of_hidden(stage, hidden_TD);
     if (compared != nullptr) compare_outputs(original, stage, window, hidden_TD, output_TD, *compared);
     if (!original.description().is_parallel) original.add_output(stage, output_TD, hidden_TD);
   } else if (compared != nullptr) {
+    const StageInput normalized =
+        is_latent ? functions.latent(stage, hidden_TD)
+                  : functions.normalized(
+                        is_attention ? runtime::Stage::attention_input : runtime::Stage::feed_forward_input, hidden_TD);
     group_rows(group_missing_, window, missing_width_).copy_(normalized.value().sub_(compared->x_TI));
     group_rows(group_x_, window, width_).copy_(compared->x_TI);
   }

@@ -26,13 +26,14 @@ int64_t windows_per_group(int64_t num_windows, int64_t num_tokens, int num_threa
 }  // namespace
 
 WalkLayout::WalkLayout(const runtime::ModelDescription& model, int64_t num_windows, int64_t num_tokens, Spill spill,
-                       int num_threads, bool with_original, bool keeps_block_inputs)
+                       int num_threads, bool with_original, bool keeps_block_inputs, bool rounds_whole_sequences)
     : num_workers(num_threads),
       group_windows(windows_per_group(num_windows, num_tokens, num_threads)),
       hidden{num_windows, num_tokens, model.hidden_size, spill == Spill::all},
       inputs{num_windows, num_tokens, widest_input(model), spill != Spill::none},
       group_x(group_windows * num_tokens * widest_made_input(model)),
-      worker_bytes_(BlockFunctions::forward_bytes(model, num_tokens)) {
+      worker_bytes_(rounds_whole_sequences ? BlockFunctions::forward_bytes(model, num_tokens)
+                                           : BlockFunctions::walk_bytes(model, num_tokens, with_original)) {
   const StoreShape beside{num_windows, num_tokens, model.hidden_size, spill != Spill::none};
   if (model.has_mixture()) {
     sums = beside;

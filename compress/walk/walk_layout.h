@@ -25,9 +25,11 @@ struct Footprint {
 };
 
 struct WalkLayout {
-  // Of windows of that shape, and of what BlockWalk's options say.
+  // Of windows of that shape, and of what BlockWalk's options say. rounds_whole_sequences: some linear's input is
+  // rounded in a range of its whole sequence, which then goes through it at a time.
   WalkLayout(const runtime::ModelDescription& model, int64_t num_windows, int64_t num_tokens, Spill spill,
-             int num_threads, bool with_original = false, bool keeps_block_inputs = false);
+             int num_threads, bool with_original = false, bool keeps_block_inputs = false,
+             bool rounds_whole_sequences = false);
 
   int num_workers;        // threads, each with working space of its own
   int64_t group_windows;  // that are at work at a time

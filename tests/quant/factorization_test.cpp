@@ -37,6 +37,21 @@ TEST(InverseUpperFactor, MakesTheMatrixTheIdentity) {
   }
 }
 
+TEST(InverseUpperFactor, TakesThePlaceOfItsMatrix) {
+  const int threads = omp_get_max_threads();
+  for (const int64_t size : {5, 128, 300, 700}) {
+    const at::Tensor matrix = damped_hessian(size, 4);
+    const at::Tensor expected = *inverse_upper_factor(matrix);
+    for (const int num_threads : {1, 2, 3}) {
+      omp_set_num_threads(num_threads);
+      const at::Tensor found = matrix.clone();
+      EXPECT_TRUE(invert_to_upper_factor(found));
+      EXPECT_TRUE(found.equal(expected)) << size << " columns, " << num_threads << " threads";
+    }
+    omp_set_num_threads(threads);
+  }
+}
+
 TEST(InverseUpperFactor, IsEmptyForMatricesThatAreNotPositiveDefinite) {
   const at::Tensor ones = at::ones({150, 150}, at::kDouble);
   EXPECT_FALSE(inverse_upper_factor(ones).has_value());

@@ -18,6 +18,7 @@
 
 #include "quant/gptq.h"
 #include "quant/rtn.h"
+#include "quant/trace_descent.h"
 #include "tests/quant/random_layer.h"
 
 namespace pare {
@@ -493,6 +494,76 @@ TEST(Refine, WhatDoesNotFitIsRefused) {
   QuantizedWeight broken = start;
   broken.scales_OG[3] = NAN;
   EXPECT_THROW(refine(weight, broken, hessian, {}), std::runtime_error);
+}
+
+// The oracle of a bound is the same sum in float64. Columns of H that nearly cancel make float32 err as much as it can.
+TEST(Refine, TracesInFloat32StayWithinTheirBounds) {
+  for (const int64_t num_in : {1, 40, 128, 300, 700}) {
+    const at::Tensor hessian = random_hessian(num_in, 51);
+    const at::Tensor errors_IR = random_weight(num_in, 24, 52);
+    for (int64_t i = 0; i + 1 < num_in; i += 2) {  // rows 0 to 11 cancel
+      errors_IR.narrow(1, 0, 12).select(0, i + 1).copy_(errors_IR.narrow(1, 0, 12).select(0, i).neg());
+    }
+    std::vector<double> products_IR(static_cast<size_t>(num_in * 24), 0.0);
+    add_product(hessian, errors_IR, products_IR);
+    const std::vector<double> bounds_R = trace_bounds(errors_IR, row_norms(hessian));
+    const std::vector<double> exact_R = row_traces(errors_IR, hessian, 0.0).plain_R;
+    for (int64_t r = 0; r < 24; ++r) {
+      double found = 0.0, sizes = 0.0;
+      for (int64_t i = 0; i < num_in; ++i) {
+        found += floats(errors_IR)[i * 24 + r] * products_IR[static_cast<size_t>(i * 24 + r)];
+        for (int64_t j = 0; j < num_in; ++j) {
+          sizes += std::abs(double(floats(errors_IR)[i * 24 + r]) * floats(hessian)[i * num_in + j] *
+                            floats(errors_IR)[j * 24 + r]);
+        }
+      }
+      EXPECT_LE(std::abs(found - exact_R[r]), bounds_R[r]) << num_in << " columns, row " << r;
+      const double least = std::min<double>(kPieceColumns, double(num_in)) * 0x1p-24 * sizes;
+      EXPECT_GE(bounds_R[r], least) << num_in << " columns, row " << r;
+      EXPECT_LE(bounds_R[r], 12.0 * least)
+          << num_in << " columns, row " << r;  // by Cauchy's inequality, at most sqrt(128)
+    }
+  }
+}
+
+// A fall that float32 cannot tell from its rounding is decided in float64.
+TEST(Refine, FallsBelowFloat32AreTaken) {
+  const int64_t num_in = 256, num_out = 8;
+  const at::Tensor weight = random_weight(num_out, num_in, 61);
+  at::Tensor hessian = random_hessian(num_in, 62);
+  // The last input hardly ever fires. Its codes are all that can change.
+  hessian.select(0, num_in - 1).mul_(3e-5);
+  hessian.select(1, num_in - 1).mul_(3e-5);
+  const GridOptions grid = grid_for(2, 64, true);
+  const QuantizedWeight rest =
+      refine(weight, rounded(weight, hessian, grid), hessian, {.sweeps = kToRest, .damping = 0.0, .grids = false})
+          .weight;
+  QuantizedWeight start = rest;
+  int num_moved = 0;
+  for (int64_t row = 0; row < num_out; ++row) {
+    uint8_t& code = start.codes_OI[row * num_in + num_in - 1];
+    code = static_cast<uint8_t>(code < 2 ? code + 1 : code - 1);
+  }
+  const RefineResult found = refine(weight, start, hessian, {.sweeps = 1, .damping = 0.0, .grids = false});
+  for (int64_t row = 0; row < num_out; ++row) {
+    const double was = row_trace(weight, hessian, row, start), is = row_trace(weight, hessian, row, found.weight);
+    EXPECT_LE(is, was) << row;
+    num_moved += is < was;
+  }
+  EXPECT_GT(num_moved, 0);
+}
+
+TEST(Refine, OneHessianServesAllLayersOfAnInput) {
+  const at::Tensor weight = random_weight(20, 96, 71), hessian = random_hessian(96, 72);
+  const QuantizedWeight start = rounded(weight, hessian, grid_for(3, 32, false));
+  const RefineOptions options{.sweeps = 2, .damping = 0.02};
+  const DampedHessian shared = damped_hessian(hessian, 0.02);
+  const RefineResult found = refine(weight, start, shared, options), alone = refine(weight, start, hessian, options);
+  EXPECT_EQ(found.weight.codes_OI, alone.weight.codes_OI);
+  EXPECT_EQ(found.trace_after, alone.trace_after);
+  const double signal = plain_trace_error(weight, std::vector<float>(20 * 96, 0.0f), hessian);
+  EXPECT_NEAR(found.signal, signal, 1e-5 * signal);
+  EXPECT_THROW(refine(weight, start, shared, {.sweeps = 2, .damping = 0.03}), std::invalid_argument);
 }
 
 TEST(Refine, AnyNumberOfThreadsGivesTheSameBits) {
