@@ -141,8 +141,8 @@ def load(
 
     num_threads: 0 stands for OMP_NUM_THREADS, or one for each CPU that the process may use. max_tokens: the longest
     sequence that will be asked for; 0 is the model's context, but at most 2048, and "context" is the whole context.
-    kv_bits: 32 or 8, of keys and values while texts are written. check_files: compare the files with the checksums of
-    their pare.json. progress: called with the share of the weights that is loaded.
+    kv_bits: 32, 16 (bf16) or 8, of keys and values while texts are written. check_files: compare the files with the
+    checksums of their pare.json. progress: called with the share of the weights that is loaded.
     """
     if max_tokens == "context":
         max_tokens = _pare.whole_context

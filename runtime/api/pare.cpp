@@ -35,8 +35,9 @@ void check_options(const LoadOptions& options) {
     throw std::invalid_argument("num_threads " + std::to_string(options.num_threads) +
                                 ": expected at least 1, or 0 for as many as the process may use");
   }
-  if (options.kv_bits != runtime::kKvFloatBits && options.kv_bits != 8) {
-    throw std::invalid_argument("kv_bits " + std::to_string(options.kv_bits) + ": expected 32 or 8");
+  if (std::find(std::begin(runtime::kKvBits), std::end(runtime::kKvBits), options.kv_bits) ==
+      std::end(runtime::kKvBits)) {
+    throw std::invalid_argument("kv_bits " + std::to_string(options.kv_bits) + ": expected 32, 16 or 8");
   }
 }
 

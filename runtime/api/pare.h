@@ -57,8 +57,8 @@ struct LoadOptions {
   // The longest sequence that will be asked for, prompt and generated tokens together. 0: the model's context, but at
   // most 2048. kWholeContext: the model's context. Loading checks that there is memory for it.
   int64_t max_tokens = 0;
-  // The bits of each key and value that generation caches: 32 (float32) or 8 (integers with a scale per head and
-  // token).
+  // The bits of each key and value that generation caches: 32 (float32), 16 (bf16) or 8 (integers with a scale per head
+  // and token).
   int kv_bits = 32;
   // True to compare the files with the checksums of a pare.json beside them, as `pare verify` does, before loading.
   bool check_files = false;

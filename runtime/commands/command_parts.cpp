@@ -132,13 +132,17 @@ ComputeDevice device_of(const Arguments& arguments) {
   return arguments.text("device") == "cuda" ? ComputeDevice::cuda : ComputeDevice::cpu;
 }
 
-OptionSpec kv_bits_option() {
-  return {.name = "kv-bits",
-          .kind = OptionKind::text,
-          .value_name = "N",
-          .default_value = std::to_string(kKvFloatBits),
-          .help = "bits of the model's keys and values; 8 stores integers with a scale and a zero per head and token",
-          .choices = {std::to_string(kKvFloatBits), "8"}};
+OptionSpec kv_bits_option(KvBitsDefault otherwise) {
+  const bool follows = otherwise == KvBitsDefault::of_dtype;
+  OptionSpec option = {.name = "kv-bits",
+                       .kind = OptionKind::text,
+                       .value_name = "N",
+                       .default_value = follows ? "" : std::to_string(kKvFloatBits),
+                       .help = std::string("bits of the model's keys and values: 32 is float32, 16 is bf16, and 8 "
+                                           "stores integers with a scale and a zero per head and token") +
+                               (follows ? " (default: 16 if config.json's dtype has 16 bits, otherwise 32)" : "")};
+  for (const int bits : kKvBits) option.choices.push_back(std::to_string(bits));
+  return option;
 }
 OptionSpec attention_bits_option() {
   return {.name = "attention-bits",
@@ -150,15 +154,18 @@ OptionSpec attention_bits_option() {
               "--kv-bits 8",
           .choices = {std::to_string(kKvFloatBits), "8"}};
 }
-AttentionBits attention_bits(const Arguments& arguments) {
-  const auto bits = [&](const char* option) { return arguments.text(option) == "8" ? 8 : kKvFloatBits; };
-  return {.kv = bits("kv-bits"), .products = bits("attention-bits")};
+namespace {
+AttentionBits attention_bits(const Arguments& arguments, const ModelDescription& model) {
+  const int otherwise = dtype_size_bytes(model.dtype) == 2 ? kKvBf16Bits : kKvFloatBits;
+  return {.kv = arguments.given("kv-bits") ? std::stoi(arguments.text("kv-bits")) : otherwise,
+          .products = std::stoi(arguments.text("attention-bits"))};
 }
+}  // namespace
 void use_bits(const Arguments& arguments, Transformer& model) {
-  model.use_attention_bits(attention_bits(arguments));
+  model.use_attention_bits(attention_bits(arguments, model.description()));
 }
-int kv_bits(const Arguments& arguments) {
-  const AttentionBits bits = attention_bits(arguments);
+int kv_bits(const Arguments& arguments, const ModelDescription& model) {
+  const AttentionBits bits = attention_bits(arguments, model);
   return std::min(bits.kv, bits.products);
 }
 

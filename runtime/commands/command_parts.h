@@ -53,11 +53,15 @@ OptionSpec device_option(const std::string& help =
                              "device that computes; cuda is the first GPU, only in programs built with -DPARE_CUDA=ON");
 ComputeDevice device_of(const Arguments& arguments);
 
+// The bits of keys and values without --kv-bits: float32, or bf16 for models whose config.json has a 16-bit dtype.
+enum class KvBitsDefault { floats, of_dtype };
 // --kv-bits and --attention-bits, and a function that applies them to a model.
-OptionSpec kv_bits_option();
+OptionSpec kv_bits_option(KvBitsDefault otherwise);
 OptionSpec attention_bits_option();
+// Without --kv-bits, the bits are those of KvBitsDefault::of_dtype.
 void use_bits(const Arguments& arguments, Transformer& model);
-int kv_bits(const Arguments& arguments);  // bits of the cache; 8-bit products need 8
+// Returns the bits of the cache; 8-bit products need 8.
+int kv_bits(const Arguments& arguments, const ModelDescription& model);
 
 // --activations, and the mode that a command line names. Throws WrongUsage for a mode that the device has not.
 OptionSpec activations_option();

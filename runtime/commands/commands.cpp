@@ -169,8 +169,8 @@ void run_bench(const Arguments& arguments, Console& console) {
   const ModelLoader loader(arguments, console);
   const ModelDirectory directory(arguments.positional(0));
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
-  loader.check_workload(checkpoint,
-                        bench_workload(checkpoint.description(), loader.options(), options, kv_bits(arguments)));
+  loader.check_workload(checkpoint, bench_workload(checkpoint.description(), loader.options(), options,
+                                                   kv_bits(arguments, checkpoint.description())));
   Transformer model = loader.load(checkpoint, console);
   use_bits(arguments, model);
   BenchResult result = bench(model, loader.options(), options, stage(console, "bench", "repetitions"));
@@ -190,13 +190,13 @@ Command bench_command() {
       .summary =
           "Measure the speed of prefill and decode, and their share of what this machine's cores and memory can do.",
       .positionals = {kModel},
-      .options =
-          joined({count("prefill-tokens", std::to_string(defaults.prefill_tokens), "length of the prompt", 1),
-                  count("decode-tokens", std::to_string(defaults.decode_tokens), "tokens decoded one by one", 1), batch,
-                  count("repetitions", std::to_string(defaults.repetitions),
-                        "number of measurements; best and median are shown", 1),
-                  device_option(), kv_bits_option(), attention_bits_option(), activations_option()},
-                 compute_options()),
+      .options = joined(
+          {count("prefill-tokens", std::to_string(defaults.prefill_tokens), "length of the prompt", 1),
+           count("decode-tokens", std::to_string(defaults.decode_tokens), "tokens decoded one by one", 1), batch,
+           count("repetitions", std::to_string(defaults.repetitions),
+                 "number of measurements; best and median are shown", 1),
+           device_option(), kv_bits_option(KvBitsDefault::of_dtype), attention_bits_option(), activations_option()},
+          compute_options()),
       .run = run_bench};
 }
 

@@ -30,7 +30,7 @@ std::vector<OptionSpec> shared_options() {
                "(its keys and values stay float32)"},
       {.name = "no-verify", .help = "do not check first that the files match pare.json; damaged models are read too"},
       device_option(),
-      kv_bits_option(),
+      kv_bits_option(KvBitsDefault::floats),
       attention_bits_option(),
       activations_option()};
 }

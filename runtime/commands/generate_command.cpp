@@ -149,9 +149,10 @@ void continue_one(const Generating& run, const Prompt& prompt, Console& console)
   const Checkpoint& checkpoint = run.named.described();
   check_length(checkpoint.description(), static_cast<int64_t>(prompt.ids.size()), run.options.max_tokens);
   const auto num_tokens = static_cast<int64_t>(prompt.ids.size()) + run.options.max_tokens;
-  run.loader.check_workload(
-      checkpoint,
-      {.num_rows = num_tokens, .num_tokens = num_tokens, .keeps_every_layer = true, .kv_bits = kv_bits(run.arguments)});
+  run.loader.check_workload(checkpoint, {.num_rows = num_tokens,
+                                         .num_tokens = num_tokens,
+                                         .keeps_every_layer = true,
+                                         .kv_bits = kv_bits(run.arguments, checkpoint.description())});
   Transformer model = run.loader.load(run.named.whole(), console);
   use_bits(run.arguments, model);
   ContinuedText stream(run.tokenizer, prompt.shown, prompt.ids, console.model_text());
@@ -231,7 +232,7 @@ void continue_all(const Generating& run, const std::vector<Prompt>& prompts, Con
   run.loader.check_workload(checkpoint, {.num_rows = longest,
                                          .num_tokens = longest,
                                          .keeps_every_layer = true,
-                                         .kv_bits = kv_bits(run.arguments),
+                                         .kv_bits = kv_bits(run.arguments, checkpoint.description()),
                                          .num_texts = num_lanes});
   Transformer model = run.loader.load(run.named.whole(), console);
   use_bits(run.arguments, model);
@@ -312,7 +313,7 @@ Command generate_command() {
               {.name = "verify",
                .help = "first check that the files match pare.json (eval does so unless it has --no-verify)"},
               device_option(),
-              kv_bits_option(),
+              kv_bits_option(KvBitsDefault::of_dtype),
               attention_bits_option(),
               activations_option()});
   options = joined(std::move(options), compute_options());

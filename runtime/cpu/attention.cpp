@@ -43,22 +43,18 @@ AttentionTile tile_of(const float* q_RHK, const KvLayer& cache, const Sequence& 
   const int64_t heads_per_group = shape.num_heads / shape.num_kv_heads;
   const int64_t query_offset =
       ((sequence.first_row + first_token) * shape.num_heads + kv_head * heads_per_group) * shape.head_size;
-  const int64_t head_offset = sequence.first_slot * shape.num_kv_heads + kv_head;
-  const auto rows = [&](const float* floats, const int8_t* codes, const KvGrid* grids) {
+  const int64_t place = cache.place(sequence.first_slot, kv_head);
+  const auto rows = [&](const float* floats, const uint16_t* bf16, const int8_t* codes, const KvGrid* grids) {
     static_assert(sizeof(KvGrid) == 2 * sizeof(float));
-    KvRows result = {nullptr, nullptr, nullptr, shape.num_kv_heads * shape.head_size, shape.num_kv_heads * 2};
-    if (codes == nullptr) {
-      result.floats = floats + head_offset * shape.head_size;
-    } else {
-      result.codes = codes + head_offset * shape.head_size;
-      result.grids = &grids[head_offset].scale;
-    }
-    return result;
+    const int64_t first = place * shape.head_size;
+    if (codes != nullptr) return KvRows{.codes = codes + first, .grids = &grids[place].scale};
+    if (bf16 != nullptr) return KvRows{.bf16 = bf16 + first};
+    return KvRows{.floats = floats + first};
   };
   return {.queries = q_RHK + query_offset,
           .query_stride = shape.num_heads * shape.head_size,
-          .keys = rows(cache.keys, cache.key_codes, cache.key_grids),
-          .values = rows(cache.values, cache.value_codes, cache.value_grids),
+          .keys = rows(cache.keys, cache.key_bf16, cache.key_codes, cache.key_grids),
+          .values = rows(cache.values, cache.value_bf16, cache.value_codes, cache.value_grids),
           .head_size = shape.head_size,
           .heads_per_group = heads_per_group,
           .first_position = sequence.num_past + first_token,

@@ -17,6 +17,7 @@
 #include "runtime/engine/backend_checks.h"
 #include "runtime/engine/host_backend.h"
 #include "runtime/engine/routing.h"
+#include "runtime/format/dtype.h"
 #include "runtime/system/first_exception.h"
 
 namespace pare::runtime {
@@ -60,20 +61,30 @@ double rescale_factor(float a, float b) {
   return a == b ? 1.0 : std::exp(static_cast<double>(a) - b);
 }
 
-// Stores the keys or values of one token in 8 bits.
-void store_heads(const Int8RowKernels& kernels, const float* heads, const AttentionShape& shape, int64_t slot,
-                 int8_t* codes, KvGrid* grids) {
+// Stores a head of keys or values in 8 bits.
+void store_codes(const Int8RowKernels& kernels, const float* values_K, int64_t size, int8_t* codes_K, KvGrid& place) {
   static const InputFormat format = {.type = InputType::int8, .symmetric = false};
-  for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
-    const int64_t head = slot * shape.num_kv_heads + h;
-    const float* const values = heads + h * shape.head_size;
-    InputExtremes extremes;
-    kernels.extremes(values, shape.head_size, &extremes.low, &extremes.high);
-    const InputGrid grid = input_grid(format, extremes);
-    const auto zero = static_cast<float>(grid.zero);
-    const bool is_number =
-        kernels.codes(values, shape.head_size, grid.scale, zero, codes + head * shape.head_size, shape.head_size);
-    grids[head] = is_number ? KvGrid{grid.scale, zero} : KvGrid{std::numeric_limits<float>::quiet_NaN(), 0.0f};
+  InputExtremes extremes;
+  kernels.extremes(values_K, size, &extremes.low, &extremes.high);
+  const InputGrid grid = input_grid(format, extremes);
+  const auto zero = static_cast<float>(grid.zero);
+  const bool is_number = kernels.codes(values_K, size, grid.scale, zero, codes_K, size);
+  place = is_number ? KvGrid{grid.scale, zero} : KvGrid{std::numeric_limits<float>::quiet_NaN(), 0.0f};
+}
+
+// Stores a head of keys and one of values in the cache's width.
+void store_head(const Int8RowKernels& kernels, const float* key_K, const float* value_K, int64_t size, int64_t place,
+                KvLayer& cache) {
+  const int64_t first = place * size;
+  if (cache.is_int8()) {
+    store_codes(kernels, key_K, size, cache.key_codes + first, cache.key_grids[place]);
+    store_codes(kernels, value_K, size, cache.value_codes + first, cache.value_grids[place]);
+  } else if (cache.is_bf16()) {
+    std::transform(key_K, key_K + size, cache.key_bf16 + first, float_to_bf16);
+    std::transform(value_K, value_K + size, cache.value_bf16 + first, float_to_bf16);
+  } else {
+    std::copy_n(key_K, size, cache.keys + first);
+    std::copy_n(value_K, size, cache.values + first);
   }
 }
 
@@ -311,15 +322,12 @@ class CpuBackend final : public HostBackend {
       }
       const float* k = q + q_width;
       const float* v = k + kv_width;
-      if (cache.is_int8()) {
-        thread_local std::vector<float> rotated;
-        rotated.resize(static_cast<size_t>(kv_width));
-        rotate(k, shape.num_kv_heads, k_norm, positions_R[r], rotated.data());
-        store_heads(rows_, rotated.data(), shape, slots_R[r], cache.key_codes, cache.key_grids);
-        store_heads(rows_, v, shape, slots_R[r], cache.value_codes, cache.value_grids);
-      } else {
-        rotate(k, shape.num_kv_heads, k_norm, positions_R[r], cache.keys + slots_R[r] * kv_width);
-        std::copy_n(v, kv_width, cache.values + slots_R[r] * kv_width);
+      thread_local std::vector<float> rotated;
+      rotated.resize(static_cast<size_t>(kv_width));
+      rotate(k, shape.num_kv_heads, k_norm, positions_R[r], rotated.data());
+      for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
+        const int64_t first = h * shape.head_size;
+        store_head(rows_, rotated.data() + first, v + first, shape.head_size, cache.place(slots_R[r], h), cache);
       }
     };
     FirstException error;

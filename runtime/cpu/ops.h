@@ -11,14 +11,13 @@ namespace pare::runtime {
 enum class ActivationKernel : uint8_t { silu, gelu, gelu_tanh, relu };
 inline constexpr int kNumActivationKernels = 4;
 
-// The keys or values of one kv head from token 0 of a sequence on. They are float32, or int8 codes with a scale and a
-// zero for each token: value = (code - zero) * scale.
+// The keys or values of one kv head from token 0 of a sequence on, [tokens, K]. They are float32, bf16, or int8 codes
+// with a scale and a zero for each token: value = (code - zero) * scale.
 struct KvRows {
-  const float* floats;  // null: the cache has codes
-  const int8_t* codes;
-  const float* grids;   // scale and zero of token t at [t * grid_stride]
-  int64_t stride;       // values between tokens: kv heads * K
-  int64_t grid_stride;  // floats between tokens: kv heads * 2
+  const float* floats = nullptr;  // one of floats, bf16 and codes is not null
+  const uint16_t* bf16 = nullptr;
+  const int8_t* codes = nullptr;
+  const float* grids = nullptr;  // of codes: scale and zero of token t at [2 t]
 };
 
 // The queries of consecutive tokens of one sequence, for all heads that share a kv head, and a range of that head's

@@ -1,4 +1,4 @@
-// Attention with an exact running softmax, from caches of float32 or of 8-bit codes, a tile of keys at a time. The
+// Attention with an exact running softmax, from caches of float32, bf16 or 8-bit codes, a tile of keys at a time. The
 // queries of all heads that read one key-value head are packed together, so that each key is fetched once for them.
 //
 // Keys are cut into stretches. Each stretch has sums of its own, which are joined in order. In prefill, a block has
@@ -8,6 +8,7 @@
 // not depend on which others run with it.
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rounding.cuh"
+#include "runtime/cuda/stored_weights.cuh"
 #include "runtime/cuda/warp_block.cuh"
 #include "runtime/engine/attention_stretches.h"
 
@@ -36,18 +37,42 @@ constexpr int64_t tile_stride(int64_t head_size) {
   return (head_size + 3) / 4 * 4 + 4;
 }
 
+// The keys or the values of a cache; one of floats, bf16 and codes is not null.
+struct CachedHeads {
+  const float* floats;
+  const uint16_t* bf16;
+  const int8_t* codes;
+  const KvGrid* grids;
+  int64_t num_slots;
+};
+__device__ CachedHeads keys_of(const KvLayer& cache) {
+  return {cache.keys, cache.key_bf16, cache.key_codes, cache.key_grids, cache.num_slots};
+}
+__device__ CachedHeads values_of(const KvLayer& cache) {
+  return {cache.values, cache.value_bf16, cache.value_codes, cache.value_grids, cache.num_slots};
+}
+
 // Reads four values of a cached head from value k on, as attention multiplies them. Values after its end are 0.
-__device__ float4 cached_vector(const float* floats, const int8_t* codes, const KvGrid* grids, int64_t place,
-                                int64_t size, int64_t k) {
+__device__ float4 cached_vector(const CachedHeads& heads, int64_t place, int64_t size, int64_t k) {
   const bool is_whole = size % 4 == 0;
-  if (codes == nullptr) {
-    const float* const in_K = floats + place * size;
+  if (heads.bf16 != nullptr) {
+    const uint16_t* const in_K = heads.bf16 + place * size;
+    if (is_whole) {
+      const uint2 words = *reinterpret_cast<const uint2*>(in_K + k);
+      return {float_of_bfloat(words.x), __uint_as_float(words.x & 0xFFFF0000u), float_of_bfloat(words.y),
+              __uint_as_float(words.y & 0xFFFF0000u)};
+    }
+    return {float_of_bfloat(in_K[k]), k + 1 < size ? float_of_bfloat(in_K[k + 1]) : 0.0f,
+            k + 2 < size ? float_of_bfloat(in_K[k + 2]) : 0.0f, k + 3 < size ? float_of_bfloat(in_K[k + 3]) : 0.0f};
+  }
+  if (heads.codes == nullptr) {
+    const float* const in_K = heads.floats + place * size;
     if (is_whole) return *reinterpret_cast<const float4*>(in_K + k);
     return {in_K[k], k + 1 < size ? in_K[k + 1] : 0.0f, k + 2 < size ? in_K[k + 2] : 0.0f,
             k + 3 < size ? in_K[k + 3] : 0.0f};
   }
-  const KvGrid grid = grids[place];
-  const int8_t* const in_K = codes + place * size;
+  const KvGrid grid = heads.grids[place];
+  const int8_t* const in_K = heads.codes + place * size;
   const auto value = [&](int code) { return (static_cast<float>(code) - grid.zero) * grid.scale; };
   if (is_whole) {
     const char4 word = *reinterpret_cast<const char4*>(in_K + k);
@@ -224,16 +249,15 @@ __device__ void add_tile(const WarpQueries<kQueries>& queries, const float* keys
 }
 
 // Loads a tile of keys or values into shared memory, with zeros outside of [seen.begin, seen.end).
-__device__ void load_tile(const float* floats, const int8_t* codes, const KvGrid* grids, const Sequence& sequence,
-                          const AttentionShape& shape, int64_t kv_head, int64_t first_key, KeyRange seen,
-                          float* tile_L) {
+__device__ void load_tile(const CachedHeads& heads, const Sequence& sequence, const AttentionShape& shape,
+                          int64_t kv_head, int64_t first_key, KeyRange seen, float* tile_L) {
   const int64_t stride = tile_stride(shape.head_size), num_vectors = (shape.head_size + 3) / 4;
   for (int64_t i = threadIdx.x; i < kTileKeys * num_vectors; i += kThreads) {
     const int64_t key = first_key + i / num_vectors, k = i % num_vectors * 4;
     float4 vector = {0.0f, 0.0f, 0.0f, 0.0f};
     if (key >= seen.begin && key < seen.end) {
-      const int64_t place = (sequence.first_slot + key) * shape.num_kv_heads + kv_head;
-      vector = cached_vector(floats, codes, grids, place, shape.head_size, k);
+      const int64_t place = kv_head * heads.num_slots + sequence.first_slot + key;
+      vector = cached_vector(heads, place, shape.head_size, k);
     }
     *reinterpret_cast<float4*>(tile_L + i / num_vectors * stride + k) = vector;
   }
@@ -314,7 +338,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int64_t first_tile = seen.begin / kTileKeys * kTileKeys;
   // Weights that are rounded need the largest score as their unit, so a first pass finds it.
   for (int64_t first = first_tile; shape.products_in_8_bits && first < seen.end; first += kTileKeys) {
-    load_tile(cache.keys, cache.key_codes, cache.key_grids, sequence, shape, kv_head, first, seen, keys_L);
+    load_tile(keys_of(cache), sequence, shape, kv_head, first, seen, keys_L);
     __syncthreads();
     float scores[kQueries];
     score_tile(queries, keys_L, shape, first, lane, scores);
@@ -323,8 +347,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
   }
   for (int64_t first = first_tile; first < seen.end; first += kTileKeys) {
-    load_tile(cache.keys, cache.key_codes, cache.key_grids, sequence, shape, kv_head, first, seen, keys_L);
-    load_tile(cache.values, cache.value_codes, cache.value_grids, sequence, shape, kv_head, first, seen, values_L);
+    load_tile(keys_of(cache), sequence, shape, kv_head, first, seen, keys_L);
+    load_tile(values_of(cache), sequence, shape, kv_head, first, seen, values_L);
     __syncthreads();
     if (queries.num > 0) add_tile(queries, keys_L, values_L, shape, first, lane, running);
     __syncthreads();

@@ -1,4 +1,4 @@
-// Rotates queries and keys, and stores keys and values into caches of float32 or of 8-bit codes.
+// Rotates queries and keys, and stores keys and values into caches of float32, bf16 or 8-bit codes.
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rounding.cuh"
 #include "runtime/cuda/warp_block.cuh"
@@ -76,6 +76,22 @@ __device__ void store_floats(const HeadPairs& head, int64_t half, int lane, floa
   }
 }
 
+// Rounds to nearest even, as float_to_bf16 does; NaN stays NaN.
+__device__ uint16_t bfloat_of(float value) {
+  const uint32_t bits = __float_as_uint(value);
+  if (value != value) return static_cast<uint16_t>(bits >> 16 | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
+}
+
+__device__ void store_bf16(const HeadPairs& head, int64_t half, int lane, uint16_t* halves_K) {
+  for (int n = 0; n < kHeadValues / 2; ++n) {
+    const int64_t j = lane + static_cast<int64_t>(n) * kWarp;
+    if (j >= half) continue;
+    halves_K[j] = bfloat_of(head.low[n]);
+    halves_K[half + j] = bfloat_of(head.high[n]);
+  }
+}
+
 __device__ void store_codes(const HeadPairs& head, int64_t half, int lane, int8_t* codes_K, KvGrid* place) {
   const DeviceGrid grid = grid_of(head, asymmetric_rounding());
   const bool is_nan = grid.scale != grid.scale;
@@ -116,10 +132,12 @@ __global__ void rope_store_kernel(const float* qkv_RC, RopeView rope, NormView q
     return;
   }
   const int64_t kv_head = (head - shape.num_heads) % shape.num_kv_heads;
-  const int64_t place = slots_R[row] * shape.num_kv_heads + kv_head;
+  const int64_t place = kv_head * cache.num_slots + slots_R[row];
   if (cache.key_codes != nullptr) {
     store_codes(values, half, lane, (is_value ? cache.value_codes : cache.key_codes) + place * size,
                 (is_value ? cache.value_grids : cache.key_grids) + place);
+  } else if (cache.key_bf16 != nullptr) {
+    store_bf16(values, half, lane, (is_value ? cache.value_bf16 : cache.key_bf16) + place * size);
   } else {
     store_floats(values, half, lane, (is_value ? cache.values : cache.keys) + place * size);
   }

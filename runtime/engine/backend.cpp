@@ -113,19 +113,24 @@ void LinearInput::prepare(const PackedLinear& consumer, const Sequences& sequenc
 }
 
 KvStorage::KvStorage(Backend& backend, int bits, int64_t num_slots, int64_t num_kv_heads, int64_t head_size) {
-  if (bits != 8 && bits != kKvFloatBits) {
-    throw std::invalid_argument("KV cache: expected 8 or " + std::to_string(kKvFloatBits) + " bits, found " +
-                                std::to_string(bits));
-  }
   const int64_t num_grids = num_slots * num_kv_heads, num_values = num_grids * head_size;
-  if (bits == kKvFloatBits) {
-    keys_ = backend.allocate(num_values);
-    values_ = backend.allocate(num_values);
-  } else {
-    key_codes_ = backend.allocate<int8_t>(num_values);
-    value_codes_ = backend.allocate<int8_t>(num_values);
-    key_grids_ = backend.allocate<KvGrid>(num_grids);
-    value_grids_ = backend.allocate<KvGrid>(num_grids);
+  switch (bits) {
+    case kKvFloatBits:
+      keys_ = backend.allocate(num_values);
+      values_ = backend.allocate(num_values);
+      break;
+    case kKvBf16Bits:
+      key_bf16_ = backend.allocate<uint16_t>(num_values);
+      value_bf16_ = backend.allocate<uint16_t>(num_values);
+      break;
+    case kKvCodeBits:
+      key_codes_ = backend.allocate<int8_t>(num_values);
+      value_codes_ = backend.allocate<int8_t>(num_values);
+      key_grids_ = backend.allocate<KvGrid>(num_grids);
+      value_grids_ = backend.allocate<KvGrid>(num_grids);
+      break;
+    default:
+      throw std::invalid_argument("KV cache: expected 32, 16 or 8 bits, found " + std::to_string(bits));
   }
   layer_ = {.keys = keys_.get(),
             .values = values_.get(),
@@ -133,12 +138,14 @@ KvStorage::KvStorage(Backend& backend, int bits, int64_t num_slots, int64_t num_
             .key_codes = key_codes_.get(),
             .value_codes = value_codes_.get(),
             .key_grids = key_grids_.get(),
-            .value_grids = value_grids_.get()};
+            .value_grids = value_grids_.get(),
+            .key_bf16 = key_bf16_.get(),
+            .value_bf16 = value_bf16_.get()};
 }
 
 int64_t KvStorage::bytes_per_token(int bits, int64_t num_kv_heads, int64_t head_size) {
-  const int64_t head_bytes = bits == 8 ? head_size + static_cast<int64_t>(sizeof(KvGrid)) : 4 * head_size;
-  return 2 * num_kv_heads * head_bytes;
+  const int64_t grid_bytes = bits == kKvCodeBits ? static_cast<int64_t>(sizeof(KvGrid)) : 0;
+  return 2 * num_kv_heads * (head_size * bits / 8 + grid_bytes);
 }
 
 }  // namespace pare::runtime

@@ -126,17 +126,23 @@ struct KvGrid {
   float zero = 0.0f;  // an integer
 };
 
-// Keys and values of one layer, [num_slots, num_kv_heads, K] each, in the backend's memory. They are float32, or int8
-// codes with a grid for each slot and head.
+// Keys and values of one layer, [num_kv_heads, num_slots, K] each, in the backend's memory: attention reads a head's
+// tokens one after the other. They are float32, bf16 (rounded to nearest even), or int8 codes with a grid for each head
+// and slot.
 struct KvLayer {
   float* keys = nullptr;
   float* values = nullptr;
   int64_t num_slots = 0;
   int8_t* key_codes = nullptr;  // not null: the cache has 8 bits, and the floats are null
   int8_t* value_codes = nullptr;
-  KvGrid* key_grids = nullptr;  // [num_slots, num_kv_heads]
+  KvGrid* key_grids = nullptr;  // [num_kv_heads, num_slots]
   KvGrid* value_grids = nullptr;
+  uint16_t* key_bf16 = nullptr;  // not null: the cache has 16 bits, and the floats are null
+  uint16_t* value_bf16 = nullptr;
   bool is_int8() const { return key_codes != nullptr; }
+  bool is_bf16() const { return key_bf16 != nullptr; }
+  // The index of a slot's grid; its values begin at K times that.
+  int64_t place(int64_t slot, int64_t kv_head) const { return kv_head * num_slots + slot; }
 };
 
 // Rows [first_row, first_row + num_rows) are consecutive tokens of one sequence, whose `num_past` earlier tokens are
@@ -451,7 +457,7 @@ class LinearInput {
 // The keys and values of one layer, with their memory.
 class KvStorage {
  public:
-  // bits: 32 (float32) or 8. Throws std::invalid_argument for others.
+  // bits: one of kKvBits. Throws std::invalid_argument for others.
   KvStorage(Backend& backend, int bits, int64_t num_slots, int64_t num_kv_heads, int64_t head_size);
   const KvLayer& layer() const { return layer_; }
   // The bytes of one token in one layer.
@@ -459,11 +465,14 @@ class KvStorage {
 
  private:
   Buffer<float> keys_, values_;
+  Buffer<uint16_t> key_bf16_, value_bf16_;
   Buffer<int8_t> key_codes_, value_codes_;
   Buffer<KvGrid> key_grids_, value_grids_;
   KvLayer layer_;
 };
-inline constexpr int kKvFloatBits = 32;
+// The widths of keys and values: float32, bf16, and codes with grids.
+inline constexpr int kKvFloatBits = 32, kKvBf16Bits = 16, kKvCodeBits = 8;
+inline constexpr int kKvBits[] = {kKvFloatBits, kKvBf16Bits, kKvCodeBits};
 
 // Throws std::invalid_argument if the CPU does not support `isa`. num_threads <= 0: OpenMP decides.
 std::unique_ptr<Backend> make_cpu_backend(Isa isa, int num_threads);

@@ -15,9 +15,9 @@ namespace pare::runtime {
 // The bytes that one token adds to the keys and values of all blocks.
 int64_t kv_bytes_per_token(const ModelDescription& model, int bits);
 
-// The bits in which attention works: 32 (float32) or 8.
+// The bits in which attention works: of its products 32 (float32) or 8.
 struct AttentionBits {
-  int kv = kKvFloatBits;        // keys and values; 8: asymmetric integers with a grid per head and token
+  int kv = kKvFloatBits;        // keys and values, one of kKvBits; 8: asymmetric integers, a grid per head and token
   int products = kKvFloatBits;  // its two products; 8: AttentionShape::products_in_8_bits
 };
 
@@ -56,7 +56,7 @@ class Transformer {
 
   // Applies from the next prefill_windows, start or start_lanes on and replaces all earlier settings. Sessions keep the
   // cache that they were started with. Products in 8 bits include keys and values in 8. Throws std::invalid_argument
-  // for numbers other than 8 and 32, and then changes nothing.
+  // for numbers that do not exist, and then changes nothing.
   void use_attention_bits(AttentionBits bits);
   AttentionBits attention_bits() const;
   int64_t kv_bytes_per_token() const;  // what one token adds to a session's cache, all blocks

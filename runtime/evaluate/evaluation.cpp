@@ -99,7 +99,8 @@ const Tokenizer* EvaluationSource::tokenizer_for(const std::filesystem::path& te
 }
 
 void visit_bits(FieldVisitor& visit, AttentionBits& bits) {
-  visit("kv_bits", bits.kv, {.values = {8, 32}}, "The result's keys and values are kept in this many bits.");
+  visit("kv_bits", bits.kv, {.values = {8, 16, 32}},
+        "The result's keys and values are kept in this many bits. 16 is bf16.");
   visit("attention_bits", bits.products, {.values = {8, 32}},
         "The result's attention multiplies numbers with this many bits. 8 includes `kv_bits: 8`.");
 }

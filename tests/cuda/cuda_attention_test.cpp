@@ -3,6 +3,8 @@
 // Tolerances are as in tests/runtime/cpu/attention_test.cpp. A score is one chain of K products, so it errs by K u of
 // its sum of magnitudes. A weight errs by twice that, and the weighted sum over n keys by 4 sqrt(n) u of the largest
 // value.
+#include <bit>
+
 #include "tests/cuda/on_cuda.h"
 #include "tests/expect_error.h"
 
@@ -127,8 +129,19 @@ std::vector<float> last_two_attended(Backend& backend, const AttentionShape& sha
                            others = random_values(num_others * row_size, 4);
   std::vector<float> host_q(all.end() - num_rows * row_size, all.end());
   host_q.insert(host_q.end(), others.begin(), others.end());
-  const Buffer<float> q = sent(backend, host_q), keys = sent(backend, random_values(num_slots * cached_size, 2)),
-                      values = sent(backend, random_values(num_slots * cached_size, 3));
+  // Keys or values of each kv head, those of the sequence first and the same whatever follows them.
+  const auto heads_of = [&](uint32_t seed) {
+    const std::vector<float> own = random_values(num_tokens * cached_size, seed),
+                             other = random_values(num_others * cached_size, seed + 10);
+    const auto own_size = num_tokens * shape.head_size, other_size = num_others * shape.head_size;
+    std::vector<float> heads;
+    for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
+      heads.insert(heads.end(), own.begin() + h * own_size, own.begin() + (h + 1) * own_size);
+      heads.insert(heads.end(), other.begin() + h * other_size, other.begin() + (h + 1) * other_size);
+    }
+    return heads;
+  };
+  const Buffer<float> q = sent(backend, host_q), keys = sent(backend, heads_of(2)), values = sent(backend, heads_of(3));
   const SentSequences sequences(backend,
                                 {{0, num_rows, num_tokens - num_rows, 0}, {num_rows, num_others, 0, num_tokens}});
   const Buffer<float> x = backend.allocate(static_cast<int64_t>(host_q.size()));
@@ -171,7 +184,13 @@ std::vector<float> stored_and_attended(Backend& backend, const AttentionShape& s
                      positions.span(), slots.span(), cache, q.get());
   std::vector<float> all = received(backend, q);
   const auto num_values = static_cast<size_t>(num_slots * shape.num_kv_heads * size);
-  if (bits == kKvFloatBits) {
+  if (bits == kKvBf16Bits) {
+    for (const uint16_t* part : {cache.key_bf16, cache.value_bf16}) {
+      std::vector<uint16_t> halves(num_values);
+      backend.download<uint16_t>(part, halves);
+      for (const uint16_t half : halves) all.push_back(std::bit_cast<float>(uint32_t{half} << 16));
+    }
+  } else if (bits == kKvFloatBits) {
     for (const float* part : {cache.keys, cache.values}) {
       std::vector<float> values(num_values);
       backend.download<float>(part, values);
@@ -211,6 +230,50 @@ TEST_F(CudaAttention, RopeStoreEqualsTheReference) {
       expect_close(expected, found,
                    (stored + k * kUnitRoundoff * 4 * stored / kUnitRoundoff + 32 * kUnitRoundoff) * largest);
     }
+  }
+}
+
+// The upper halves of floats are read as those floats are, so both caches give the same bits.
+TEST_F(CudaAttention, Bf16IsReadAsTheFloatsThatItStandsFor) {
+  for (const Case& test : cases()) {
+    SCOPED_TRACE(test.name);
+    if (test.has_slopes || test.has_sinks || test.has_distances) continue;
+    const int64_t num_rows = bounded(test.sequences).num_rows, size = test.shape.head_size;
+    const int64_t num_slots = end_slot(test.sequences), num_values = num_slots * test.shape.num_kv_heads * size;
+    std::vector<float> floats[2];
+    std::vector<uint16_t> halves[2];
+    for (int part = 0; part < 2; ++part) {
+      for (const float value : random_values(num_values, static_cast<uint32_t>(2 + part))) {
+        halves[part].push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16));
+        floats[part].push_back(std::bit_cast<float>(uint32_t{halves[part].back()} << 16));
+      }
+    }
+    const Buffer<float> q = sent(*cuda_, random_values(num_rows * test.shape.num_heads * size, 1));
+    const Buffer<float> keys = sent(*cuda_, floats[0]), values = sent(*cuda_, floats[1]);
+    const Buffer<uint16_t> key_bf16 = sent(*cuda_, halves[0]), value_bf16 = sent(*cuda_, halves[1]);
+    const SentSequences sequences(*cuda_, test.sequences);
+    const auto run = [&](const KvLayer& cache) {
+      const Buffer<float> x =
+          sent(*cuda_, std::vector<float>(static_cast<size_t>(num_rows * test.shape.num_heads * size), 7.0f));
+      cuda_->attention(q.get(), cache, sequences.sequences, test.shape, x.get());
+      return received(*cuda_, x);
+    };
+    EXPECT_TRUE(same_bits(run({.keys = keys.get(), .values = values.get(), .num_slots = num_slots}),
+                          run({.num_slots = num_slots, .key_bf16 = key_bf16.get(), .value_bf16 = value_bf16.get()})));
+  }
+}
+
+// A rotation's roundings may move a value that lies in the middle of two by one step, 2^-7 of it at most.
+TEST_F(CudaAttention, Bf16EqualsTheReferenceUpToARounding) {
+  for (const int64_t head_size : {2, 6, 18, 64, 80, 256}) {
+    const AttentionShape shape = shape_of(4, 2, head_size);
+    const auto [expected, found] =
+        on_both([&](Backend& backend) { return stored_and_attended(backend, shape, false, kKvBf16Bits); });
+    const double step = largest_magnitude(expected) / 128;
+    expect_close(expected, found, step);
+    int64_t num_moved = 0;
+    for (size_t i = 0; i < expected.size(); ++i) num_moved += std::abs(expected[i] - found[i]) > 0.01 * step;
+    EXPECT_LE(num_moved, static_cast<int64_t>(expected.size() / 50));
   }
 }
 

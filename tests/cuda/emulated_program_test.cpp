@@ -21,7 +21,9 @@ TEST_F(CudaProgram, EvalHasTheLossOfTheCpu) {
 
 TEST_F(CudaProgram, GenerateGoesOnAsOnTheCpu) {
   const std::string words = "generate " + model_.string() + " --prompt 'some text' --max-tokens 8";
-  EXPECT_EQ(run_json(words + " --device cuda --kv-bits 8")["ids"], run_json(words + " --kv-bits 8")["ids"]);
+  for (const std::string bits : {" --kv-bits 8", " --kv-bits 16"}) {
+    EXPECT_EQ(run_json(words + " --device cuda" + bits)["ids"], run_json(words + bits)["ids"]) << bits;
+  }
   EXPECT_EQ(run_json(words + " --device cuda")["ids"], run_json(words)["ids"]);
 }
 

@@ -183,7 +183,7 @@ class Refusing(unittest.TestCase):
         self.refuse(ValueError, "num_threads -1", lambda: pare.load(STORIES, num_threads=-1))
         self.refuse(ValueError, "1 to 512", lambda: pare.load(STORIES, max_tokens=513))
         self.refuse(TypeError, "max_tokens", lambda: pare.load(STORIES, max_tokens="all"))
-        self.refuse(ValueError, "32 or 8", lambda: pare.load(STORIES, kv_bits=4))
+        self.refuse(ValueError, "32, 16 or 8", lambda: pare.load(STORIES, kv_bits=4))
         self.refuse(TypeError, "made by pare.load", lambda: pare.Model(None, STORIES))
 
     def test_ids(self):

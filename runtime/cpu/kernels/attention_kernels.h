@@ -6,8 +6,7 @@
 // vectors.
 //
 //   packed queries  [M / panel][K][panel]   scaled, transposed once
-//   keys, values    [kTileKeys][K padded]   copied: rows of the cache may lie a power of two apart, in few cache sets;
-//                                           8-bit rows are expanded on the way
+//   keys, values    [kTileKeys][K padded]   copied: expanded to floats and padded to whole vectors
 //   scores          [kTileKeys][M]          keys x queries: lanes are queries, so maxima and sums need no shuffles
 //   weighted        [M][K padded]           sum of p v, rescaled when the maximum rises
 //
@@ -16,8 +15,7 @@
 // units of ln 2, which turns e^x into 2^x. The largest score starts at -FLT_MAX, not -infinity. So a query whose keys
 // are all masked in a tile adds zeros, where -infinity would give NaN.
 //
-// One decoded token has too few queries for lanes. attention_partial takes dot products along K instead, over a stretch
-// of keys of fixed length, and attention_join adds the stretches in order.
+// One decoded token has too few queries for lanes: attention_decode_kernels.h.
 //
 // Measured with one thread on a 2-CPU virtual Xeon that other jobs shared, in CPU time, best of 6, relative to the FMA
 // rate of the same run. 2048 tokens, 9 heads, 3 kv heads, head size 64: 55 to 58 % with AVX-512 (three runs), 69 % with
@@ -26,6 +24,11 @@
 // Oracle: reference_backend.cpp, with the tolerances derived in tests/runtime/cpu/attention_test.cpp.
 #pragma once
 
+#include <type_traits>
+
+#include "runtime/cpu/kernels/attention_decode_kernels.h"
+#include "runtime/cpu/kernels/attention_rows.h"
+#include "runtime/cpu/kernels/attention_scores.h"
 #include "runtime/cpu/kernels/math_kernels.h"
 #include "runtime/cpu/ops.h"
 
@@ -35,14 +38,6 @@ namespace {
 constexpr int64_t kTileKeys = 96;
 constexpr int kPanelVectors = 3;
 constexpr int64_t kPanelQueries = kPanelVectors * kLanes;
-constexpr int kPartialHeads = 4;  // heads in a register tile of attention_partial
-constexpr float kLog2E = 1.44269504f;
-constexpr float kLowest = -3.40282347e38f;
-
-inline int64_t round_up(int64_t n, int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
-
 struct TileScratch {
   int64_t num_queries;   // M, padded
   int64_t value_stride;  // K, padded to vectors
@@ -73,51 +68,12 @@ TileScratch tile_scratch(int64_t num_tokens, int64_t heads_per_group, int64_t he
   return s;
 }
 
-struct PartialScratch {
-  int64_t value_stride;
-  float* rows;      // [kPartialKeys, value_stride]: expanded 8-bit keys, then values
-  float* queries;   // [heads, K], scaled
-  float* scores;    // [heads, kPartialKeys + 4]
-  float* weights;   // [kPartialKeys, heads]
-  float* weighted;  // [kPartialHeads, value_stride]
-};
-
-PartialScratch partial_scratch(int64_t heads_per_group, int64_t head_size, float* memory) {
-  PartialScratch s;
-  s.value_stride = round_up(head_size, kLanes);
-  s.queries = memory;
-  s.scores = s.queries + heads_per_group * head_size;
-  s.weights = s.scores + heads_per_group * (kPartialKeys + 4);
-  s.weighted = s.weights + heads_per_group * kPartialKeys;
-  s.rows = s.weighted + kPartialHeads * s.value_stride;
-  return s;
-}
-
 int64_t attention_scratch(int64_t num_tokens, int64_t heads_per_group, int64_t head_size) {
   const TileScratch tile = tile_scratch(num_tokens, heads_per_group, head_size, nullptr);
   const int64_t tile_floats =
       tile.num_queries * (head_size + kTileKeys + tile.value_stride + 4) + 2 * kTileKeys * tile.value_stride;
-  const int64_t partial_floats =
-      heads_per_group * (head_size + 2 * kPartialKeys + 4) + (kPartialHeads + kPartialKeys) * tile.value_stride;
+  const int64_t partial_floats = partial_scratch_floats(heads_per_group, head_size);
   return tile_floats > partial_floats ? tile_floats : partial_floats;
-}
-
-// The factor that queries carry. With it, scores come out in units of ln 2, or divided by the cap that is still to be
-// applied.
-inline float query_factor(const AttentionTile& tile) {
-  return tile.softcap > 0.0f ? tile.scale / tile.softcap : tile.scale * kLog2E;
-}
-inline Vec cap_score(Vec score, float softcap) {
-  return mul(tanh(score), set1(softcap * kLog2E));
-}
-
-// Rows of one kv head lie apart, and the hardware's prefetchers follow them badly.
-constexpr int64_t kPrefetchRows = 16;
-inline void prefetch_row(const float* row, int64_t size) {
-  for (int64_t k = 0; k < size; k += 16) _mm_prefetch(reinterpret_cast<const char*>(row + k), _MM_HINT_T0);
-}
-inline void prefetch_codes(const int8_t* row, int64_t size) {
-  for (int64_t k = 0; k < size; k += 64) _mm_prefetch(reinterpret_cast<const char*>(row + k), _MM_HINT_T0);
 }
 
 void pack_queries(const AttentionTile& tile, const TileScratch& s) {
@@ -127,7 +83,7 @@ void pack_queries(const AttentionTile& tile, const TileScratch& s) {
     float* packed = s.queries + m / kPanelQueries * kPanelQueries * head_size + m % kPanelQueries;
     const int64_t token = m / tile.heads_per_group, head = m % tile.heads_per_group;
     const float* query = tile.queries + token * tile.query_stride + head * head_size;
-    if (head == 0) prefetch_row(query + kPrefetchRows / 4 * tile.query_stride, tile.heads_per_group * head_size);
+    if (head == 0) prefetch_bytes(query + kPrefetchRows / 4 * tile.query_stride, 4 * tile.heads_per_group * head_size);
     for (int64_t k = 0; k < head_size; ++k) packed[k * kPanelQueries] = m < num_valid ? query[k] * factor : 0.0f;
     const int64_t valid_token = m < num_valid ? token : tile.num_tokens - 1;
     s.position[m] = static_cast<float>(tile.first_position + valid_token);
@@ -164,45 +120,22 @@ inline void score_block(const float* keys, int64_t key_stride, const float* pane
   }
 }
 
-// Expands tokens [first, first + num_rows) of 8-bit keys or values to whole vectors. The values that fill up the last
-// vector are read, but reach no output.
-void expand_rows(const KvRows& rows, int64_t first, int64_t num_rows, int64_t head_size, int64_t copy_stride,
-                 float* copy) {
-  for (int64_t t = 0; t < num_rows; ++t) {
-    const int8_t* codes = rows.codes + (first + t) * rows.stride;
-    const float* grid = rows.grids + (first + t) * rows.grid_stride;
-    prefetch_codes(codes + kPrefetchRows * rows.stride, head_size);
-    prefetch_row(grid + kPrefetchRows * rows.grid_stride, 2);
-    const Vec scale = set1(grid[0]), offset = set1(grid[1]);
-    for (int64_t k = 0; k < head_size; k += kLanes) {
-      store(copy + t * copy_stride + k, mul(sub(load_int8(codes + k, head_size - k), offset), scale));
-    }
-  }
-}
-
-// Copies rows of the cache and pads them with zeros to whole vectors.
+// Copies rows of the cache, expanded to whole vectors of floats.
 void copy_rows(const KvRows& source, int64_t first, int64_t num_rows, int64_t head_size, int64_t copy_stride,
                float* copy) {
-  if (source.floats == nullptr) return expand_rows(source, first, num_rows, head_size, copy_stride, copy);
-  const float* rows = source.floats + first * source.stride;
-  for (int64_t t = 0; t < num_rows; ++t) {
-    prefetch_row(rows + (t + kPrefetchRows) * source.stride, head_size);
-    for (int64_t k = 0; k < head_size; k += kLanes) {
-      store(copy + t * copy_stride + k, load_part(rows + t * source.stride + k, head_size - k));
+  with_rows(source, head_size, [&](const auto& rows) {
+    for (int64_t t = 0; t < num_rows; ++t, copy += copy_stride) {
+      rows.prefetch(first + t + kPrefetchRows, 0, head_size);
+      const auto row = rows.row(first + t);
+      const auto put = [&](int64_t k, Vec values) {
+        if constexpr (std::decay_t<decltype(rows)>::kHasScales) values = mul(values, set1(rows.scale(first + t)));
+        store(copy + k, values);
+      };
+      int64_t k = 0;
+      for (; k + kLanes <= head_size; k += kLanes) put(k, row.load(k));
+      if (k < head_size) put(k, row.load_part(k, head_size - k));
     }
-  }
-}
-
-// Tokens [first, first + num_rows) as they lie in the cache, or expanded into scratch.
-struct FloatRows {
-  const float* rows;
-  int64_t stride;
-};
-FloatRows float_rows(const KvRows& source, int64_t first, int64_t num_rows, int64_t head_size,
-                     const PartialScratch& s) {
-  if (source.floats != nullptr) return {source.floats + first * source.stride, source.stride};
-  expand_rows(source, first, num_rows, head_size, s.value_stride, s.rows);
-  return {s.rows, s.value_stride};
+  });
 }
 
 void compute_scores(const AttentionTile& tile, int64_t num_keys, const TileScratch& s) {
@@ -293,10 +226,10 @@ void softmax_tile(int64_t num_keys, const TileScratch& s) {
 }
 
 // weighted[m] = weighted[m] * rescale[m] + sum over t of weights[t][m] values[t], for kRows queries and kVectors
-// vectors of the head; the last vector has `last` values.
-template <int kRows, int kVectors, bool kPart, bool kPrefetch>
+// vectors of the head.
+template <int kRows, int kVectors>
 void add_values(const float* weights, int64_t weight_stride, int64_t num_keys, const float* values,
-                int64_t value_stride, int64_t last, const float* rescale, float* weighted, int64_t weighted_stride) {
+                int64_t value_stride, const float* rescale, float* weighted, int64_t weighted_stride) {
   Vec sums[kRows][kVectors];
 #pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) {
@@ -306,12 +239,9 @@ void add_values(const float* weights, int64_t weight_stride, int64_t num_keys, c
     }
   }
   for (int64_t t = 0; t < num_keys; ++t, weights += weight_stride, values += value_stride) {
-    if (kPrefetch) prefetch_row(values + kPrefetchRows * value_stride, kVectors * kLanes);
     Vec value[kVectors];
 #pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v) {
-      value[v] = kPart && v == kVectors - 1 ? load_part(values + v * kLanes, last) : load(values + v * kLanes);
-    }
+    for (int v = 0; v < kVectors; ++v) value[v] = load(values + v * kLanes);
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
       const Vec weight = set1(weights[i]);
@@ -326,8 +256,7 @@ void add_values(const float* weights, int64_t weight_stride, int64_t num_keys, c
   }
 }
 
-using AddValues = void (*)(const float*, int64_t, int64_t, const float*, int64_t, int64_t, const float*, float*,
-                           int64_t);
+using AddValues = void (*)(const float*, int64_t, int64_t, const float*, int64_t, const float*, float*, int64_t);
 
 // The rows of a register tile: 24 (12) accumulators of the 32 (16) registers, and a divisor of kPanelQueries.
 constexpr int tile_rows(int num_vectors) {
@@ -338,7 +267,7 @@ constexpr int tile_rows(int num_vectors) {
 // The kernels by number of vectors and rows, so that every head size and group size has a fully unrolled one.
 template <int kVectors>
 AddValues tile_kernel_of() {
-  return add_values<tile_rows(kVectors), kVectors, false, false>;
+  return add_values<tile_rows(kVectors), kVectors>;
 }
 AddValues tile_kernel(int num_vectors) {
   if constexpr (kMaxValueVectors == 4) {
@@ -347,42 +276,18 @@ AddValues tile_kernel(int num_vectors) {
   }
   return num_vectors == 2 ? tile_kernel_of<2>() : tile_kernel_of<1>();
 }
-template <int kVectors, bool kPart>
-AddValues partial_kernel_of(int num_rows) {
-  constexpr AddValues kKernels[kPartialHeads] = {
-      add_values<1, kVectors, kPart, true>, add_values<2, kVectors, kPart, true>, add_values<3, kVectors, kPart, true>,
-      add_values<4, kVectors, kPart, true>};
-  return kKernels[num_rows - 1];
-}
-template <bool kPart>
-AddValues partial_kernel(int num_vectors, int num_rows) {
-  if constexpr (kMaxValueVectors == 4) {
-    if (num_vectors == 4) return partial_kernel_of<4, kPart>(num_rows);
-    if (num_vectors == 3) return partial_kernel_of<3, kPart>(num_rows);
-  }
-  return num_vectors == 2 ? partial_kernel_of<2, kPart>(num_rows) : partial_kernel_of<1, kPart>(num_rows);
-}
-
-// Walks over the head in strips of at most kMaxValueVectors vectors: visit(first value, vectors, part of the last
-// vector).
-template <typename Visit>
-inline void for_each_strip(int64_t head_size, const Visit& visit) {
-  for (int64_t k = 0; k < head_size; k += kMaxValueVectors * kLanes) {
-    const int64_t left = head_size - k;
-    const int64_t num_vectors = left < kMaxValueVectors * kLanes ? (left + kLanes - 1) / kLanes : kMaxValueVectors;
-    visit(k, static_cast<int>(num_vectors), left - (num_vectors - 1) * kLanes);
-  }
-}
-
+// Walks over the head in strips of at most kMaxValueVectors vectors.
 void add_tile_values(int64_t num_keys, const TileScratch& s) {
-  for_each_strip(s.value_stride, [&](int64_t k, int num_vectors, int64_t last) {
+  for (int64_t k = 0; k < s.value_stride; k += kMaxValueVectors * kLanes) {
+    const int64_t left = (s.value_stride - k) / kLanes;
+    const auto num_vectors = static_cast<int>(left < kMaxValueVectors ? left : kMaxValueVectors);
     const AddValues kernel = tile_kernel(num_vectors);
     const int rows = tile_rows(num_vectors);
     for (int64_t m = 0; m < s.num_queries; m += rows) {
-      kernel(s.scores + m, s.num_queries, num_keys, s.values + k, s.value_stride, last, s.rescale + m,
+      kernel(s.scores + m, s.num_queries, num_keys, s.values + k, s.value_stride, s.rescale + m,
              s.weighted + m * s.value_stride + k, s.value_stride);
     }
-  });
+  }
 }
 
 // Lowers the scores of `num_keys` keys from `key` on by slope * (position - key), in units of ln 2.
@@ -393,13 +298,6 @@ void add_distances(const AttentionTile& tile, int64_t key, int64_t num_keys, con
       s.scores[t * s.num_queries + m] += slope * (static_cast<float>(key + t) - s.position[m]);
     }
   }
-}
-
-// Adds the weight of a head's sink to the sum of a query's weights, whose unit is 2^largest. A sink that is far above
-// all scores gets a weight so large that next to nothing is left of the values.
-inline Vec add_sink(Vec sum, Vec largest, const float* sinks, int64_t head) {
-  if (sinks == nullptr) return sum;
-  return add(sum, exp2(clamp(sub(set1(sinks[head] * kLog2E), largest), kLowest, 127.0f)));
 }
 
 // Raises the scores of `num_keys` keys from `key` on by what their distances from the queries make, in units of ln 2.
@@ -465,114 +363,6 @@ void attention_tile(const AttentionTile& tile, float* scratch) {
     const Vec sum = add_sink(set1(s.sum[m]), set1(s.largest[m]), tile.sinks, head);
     for (int64_t k = 0; k < tile.head_size; k += kLanes) {
       store_part(out + k, div(load(s.weighted + m * s.value_stride + k), sum), tile.head_size - k);
-    }
-  }
-}
-
-// Computes scores[h][t] for four keys at a time. The last four overlap their neighbours' storage, never their values.
-void dot_scores(const AttentionTile& tile, const FloatRows& keys, int64_t num_keys, const PartialScratch& s) {
-  for (int64_t t = 0; t < num_keys; t += 4) {
-    const float* rows[4];
-    for (int64_t i = 0; i < 4; ++i) rows[i] = keys.rows + (t + i < num_keys ? t + i : num_keys - 1) * keys.stride;
-    for (int i = 0; i < 4; ++i) prefetch_row(rows[i] + kPrefetchRows * keys.stride, tile.head_size);
-    for (int64_t h = 0; h < tile.heads_per_group; ++h) {
-      const float* query = s.queries + h * tile.head_size;
-      Vec sums[4] = {zero(), zero(), zero(), zero()};
-      int64_t k = 0;
-      for (; k + kLanes <= tile.head_size; k += kLanes) {
-        for (int i = 0; i < 4; ++i) sums[i] = fma(load(query + k), load(rows[i] + k), sums[i]);
-      }
-      if (k < tile.head_size) {
-        const int64_t left = tile.head_size - k;
-        for (int i = 0; i < 4; ++i) sums[i] = fma(load_part(query + k, left), load_part(rows[i] + k, left), sums[i]);
-      }
-      _mm_storeu_ps(s.scores + h * (kPartialKeys + 4) + t, reduce_add4(sums[0], sums[1], sums[2], sums[3]));
-    }
-  }
-}
-
-void attention_partial(const AttentionTile& tile, int64_t begin_key, int64_t end_key, const AttentionPartial& partial,
-                       float* scratch) {
-  const PartialScratch s = partial_scratch(tile.heads_per_group, tile.head_size, scratch);
-  const int64_t num_heads = tile.heads_per_group, num_keys = end_key - begin_key, head_size = tile.head_size;
-  const float factor = query_factor(tile);
-  for (int64_t i = 0; i < num_heads * head_size; ++i) s.queries[i] = tile.queries[i] * factor;
-  dot_scores(tile, float_rows(tile.keys, begin_key, num_keys, head_size, s), num_keys, s);
-
-  for (int64_t h = 0; h < num_heads; ++h) {
-    float* scores = s.scores + h * (kPartialKeys + 4);
-    for (int64_t t = 0; tile.slopes != nullptr && t < num_keys; ++t) {
-      scores[t] += tile.slopes[h] * kLog2E * static_cast<float>(begin_key + t - tile.first_position);
-    }
-    Vec largest = set1(kLowest), sum = zero();
-    for (int64_t t = 0; t < num_keys; t += kLanes) {
-      Vec score = load_part(scores + t, num_keys - t);
-      if (tile.softcap > 0.0f) {
-        score = cap_score(score, tile.softcap);
-        store_part(scores + t, score, num_keys - t);
-      }
-      if (num_keys - t < kLanes) {
-        for (int64_t i = t; i < num_keys; ++i) {
-          largest = max(set1(scores[i]), largest);
-        }
-      } else {
-        largest = max(score, largest);
-      }
-    }
-    const float maximum = reduce_max(largest);
-    for (int64_t t = 0; t < num_keys; t += kLanes) {
-      float weights[kLanes] = {};
-      const int64_t left = num_keys - t;
-      store_part(weights, exp2(sub(load_part(scores + t, left), set1(maximum))), left);
-      sum = add(sum, load(weights));
-      for (int64_t i = 0; i < kLanes && i < left; ++i) s.weights[(t + i) * num_heads + h] = weights[i];
-    }
-    partial.largest[h] = maximum;
-    partial.sum[h] = reduce_add(sum);
-  }
-
-  const FloatRows values = float_rows(tile.values, begin_key, num_keys, head_size, s);
-  for (int64_t h = 0; h < num_heads; h += kPartialHeads) {
-    const int rows = static_cast<int>(num_heads - h < kPartialHeads ? num_heads - h : kPartialHeads);
-    const float rescale[kPartialHeads] = {};
-    for (int64_t i = 0; i < kPartialHeads * s.value_stride; ++i) s.weighted[i] = 0.0f;
-    for_each_strip(head_size, [&](int64_t k, int num_vectors, int64_t last) {
-      const AddValues kernel =
-          last < kLanes ? partial_kernel<true>(num_vectors, rows) : partial_kernel<false>(num_vectors, rows);
-      kernel(s.weights + h, num_heads, num_keys, values.rows + k, values.stride, last, rescale, s.weighted + k,
-             s.value_stride);
-    });
-    for (int row = 0; row < rows; ++row) {
-      for (int64_t k = 0; k < head_size; k += kLanes) {
-        store_part(partial.weighted + (h + row) * head_size + k, load(s.weighted + row * s.value_stride + k),
-                   head_size - k);
-      }
-    }
-  }
-}
-
-void attention_join(const AttentionPartial& partials, int64_t num_partials, int64_t heads_per_group, int64_t head_size,
-                    const float* sinks, float* out) {
-  for (int64_t h = 0; h < heads_per_group; ++h) {
-    float largest = kLowest;
-    for (int64_t p = 0; p < num_partials; ++p) {
-      const float candidate = partials.largest[p * heads_per_group + h];
-      if (candidate > largest) largest = candidate;
-    }
-    Vec sum = zero();
-    for (int64_t p = 0; p < num_partials; ++p) {
-      const int64_t i = p * heads_per_group + h;
-      sum = fma(set1(partials.sum[i]), exp2(set1(partials.largest[i] - largest)), sum);
-    }
-    sum = add_sink(sum, set1(largest), sinks, h);
-    for (int64_t k = 0; k < head_size; k += kLanes) {
-      Vec weighted = zero();
-      for (int64_t p = 0; p < num_partials; ++p) {
-        const int64_t i = p * heads_per_group + h;
-        const Vec part = load_part(partials.weighted + i * head_size + k, head_size - k);
-        weighted = fma(part, exp2(set1(partials.largest[i] - largest)), weighted);
-      }
-      store_part(out + h * head_size + k, div(weighted, sum), head_size - k);
     }
   }
 }

@@ -57,6 +57,18 @@ inline Vec load_int8(const int8_t* p, int64_t n) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bytes)));
 }
 
+// Loads bf16 values, which are the upper halves of floats.
+inline Vec load_bf16(const uint16_t* p) {
+  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+// Loads n of them (n may exceed the width), with zeros after them.
+inline Vec load_bf16_part(const uint16_t* p, int64_t n) {
+  uint16_t bits[kLanes] = {};
+  __builtin_memcpy(bits, p, static_cast<size_t>(n >= kLanes ? kLanes : n) * sizeof(uint16_t));
+  return load_bf16(bits);
+}
+
 inline Vec add(Vec a, Vec b) {
   return _mm256_add_ps(a, b);
 }

@@ -50,6 +50,16 @@ inline Vec load_int8(const int8_t* p, int64_t n) {
   return _mm512_maskz_cvtepi32_ps(kAll, values);
 }
 
+inline Vec bf16_to_floats(__m256i bits) {
+  return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(kAll, _mm512_maskz_cvtepu16_epi32(kAll, bits), 16));
+}
+inline Vec load_bf16(const uint16_t* p) {
+  return bf16_to_floats(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline Vec load_bf16_part(const uint16_t* p, int64_t n) {
+  return bf16_to_floats(_mm256_maskz_loadu_epi16(first_lanes(n), p));
+}
+
 inline Vec add(Vec a, Vec b) {
   return _mm512_add_ps(a, b);
 }

@@ -115,7 +115,7 @@ budget: {bits: 4, allow: [5]}
 ---
 evaluate: [{}]
 ---
-evaluate: [{perplexity: {text: t, kv_bits: 16}}]
+evaluate: [{perplexity: {text: t, kv_bits: 4}}]
 ---
 evaluate: [{embeddings: {pairs: p, referenc: true}}]
 ---

@@ -49,6 +49,8 @@ MUTANTS = [
             ("bounds", "queries.num += pair < end_pair ? 1 : 0;", "queries.num += pair <= end_pair ? 1 : 0;"),
             ("bounds", "pair < end_pair && k < size", "pair < end_pair"),
             ("bounds", "if (key >= seen.begin && key < seen.end) {", "if (key >= seen.begin) {"),
+            ("index", "kv_head * heads.num_slots + sequence.first_slot", "kv_head + sequence.first_slot"),
+            ("value", "__uint_as_float(words.x & 0xFFFF0000u)", "float_of_bfloat(words.x)"),
             (
                 "bounds",
                 "k + 3 < size ? in_K[k + 3] : 0.0f};\n  }\n  const KvGrid",
@@ -292,7 +294,7 @@ MUTANTS = [
     ),
     *planted(
         "rope_kernels.cu",
-        "CudaAttention.RopeStore*:CudaAttention.EightBits*",
+        "CudaAttention.RopeStore*:CudaAttention.EightBits*:CudaAttention.Bf16*",
         [
             ("bounds", "if (head >= num_all) return;", "if (head > num_all) return;"),
             ("bounds", "head.high[n] = j < half ? in_K[half + j] : 0.0f;", "head.high[n] = in_K[half + j];"),
@@ -302,7 +304,8 @@ MUTANTS = [
                 "(head - shape.num_heads) % shape.num_kv_heads;",
                 "(head - shape.num_heads) / 2 % shape.num_kv_heads;",
             ),
-            ("index", "slots_R[row] * shape.num_kv_heads", "row * shape.num_kv_heads"),
+            ("index", "kv_head * cache.num_slots + slots_R[row]", "kv_head * cache.num_slots + row"),
+            ("value", "bits + 0x7FFFu + (bits >> 16 & 1u)", "bits"),
             ("index", "rope.sine + position * half", "rope.sine + row * half"),
             ("value", "*place = {grid.scale, grid.zero};", "*place = {grid.scale, 0.0f};"),
             ("value", "if (!is_value && norm.gain_D != nullptr) normalize", "if (norm.gain_D != nullptr) normalize"),

@@ -225,7 +225,7 @@ TEST(Model, RefusesWhatCannotBe) {
   refuse({.num_threads = -1}, {"num_threads -1"});
   refuse({.max_tokens = 513}, {"max_tokens 513", "1 to 512"});
   refuse({.max_tokens = -3}, {"max_tokens -3"});
-  refuse({.kv_bits = 4}, {"kv_bits 4", "32 or 8"});
+  refuse({.kv_bits = 4}, {"kv_bits 4", "32, 16 or 8"});
   EXPECT_THROW(Model::load("/nonexistent/model"), std::exception);
   const std::filesystem::path encoder = std::filesystem::path(kSourceFolder) / "tests/golden/encoders/bert_tiny";
   EXPECT_THROW(Model::load(encoder), std::invalid_argument);

@@ -281,8 +281,9 @@ TEST_P(CpuBackendTest, RopeStoreEqualsTheReference) {
       // There are three roundings of values up to sqrt(2) * largest, after those of a norm (head_size / 64 + 8).
       const double error = (3 + (has_norms ? head_size / 64.0 + 8 : 0.0)) * kUnitRoundoff * 2;
       expect_close(expected.q.span(), actual.q.span(), error * largest_magnitude(expected.q.span()));
-      for (int64_t slot = 0; slot < num_slots; ++slot) {
-        const auto part = [&](const GuardedFloats& all) { return all.span().subspan(slot * kv_width, kv_width); };
+      for (int64_t place = 0; place < 2 * num_slots; ++place) {  // [kv heads, slots]
+        const int64_t slot = place % num_slots;
+        const auto part = [&](const GuardedFloats& all) { return all.span().subspan(place * head_size, head_size); };
         EXPECT_TRUE(same_bits(part(expected.values), part(actual.values))) << slot;
         if (std::find(slots.begin(), slots.end(), slot) == slots.end()) {
           EXPECT_TRUE(same_bits(part(expected.keys), part(actual.keys))) << "slot " << slot << " was written";

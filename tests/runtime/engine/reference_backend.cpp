@@ -93,11 +93,16 @@ void store_int8(std::span<const float> values_K, int8_t* codes_K, KvGrid& grid) 
   grid = {row.scale, static_cast<float>(row.zero)};
 }
 
-// Returns element k of the key or value at `offset`, as attention multiplies it.
-double cached(const float* floats, const int8_t* codes, const KvGrid* grids, int64_t offset, int64_t k, int64_t size) {
-  if (codes == nullptr) return static_cast<double>(floats[offset + k]);
-  const KvGrid& grid = grids[offset / size];
-  return static_cast<double>((static_cast<float>(codes[offset + k]) - grid.zero) * grid.scale);
+// Returns element k of the key or value at `place`, as attention multiplies it.
+double cached(const KvLayer& cache, bool is_key, int64_t place, int64_t k, int64_t size) {
+  const int64_t i = place * size + k;
+  if (cache.is_bf16()) {
+    return static_cast<double>(bf16_to_float((is_key ? cache.key_bf16 : cache.value_bf16)[i]));
+  }
+  if (!cache.is_int8()) return static_cast<double>((is_key ? cache.keys : cache.values)[i]);
+  const KvGrid& grid = (is_key ? cache.key_grids : cache.value_grids)[place];
+  const int8_t code = (is_key ? cache.key_codes : cache.value_codes)[i];
+  return static_cast<double>((static_cast<float>(code) - grid.zero) * grid.scale);
 }
 
 // (v - c) / sqrt(mean((v - c)^2) + epsilon) * gain + bias, where c is the mean of v in a LayerNorm, else 0
@@ -339,13 +344,16 @@ class ReferenceBackend final : public HostBackend {
         if (shape.products_in_8_bits) fake_quantize(kQueryFormat, {query, static_cast<size_t>(size)}, size);
       }
       for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
-        const int64_t head = slots_R[r] * shape.num_kv_heads + h;
+        const int64_t head = cache.place(slots_R[r], h);
         std::vector<float> key(static_cast<size_t>(size));
         const std::span<const float> value(v + h * size, key.size());
         rotate(k + h * size, k_norm, key.data());
         if (cache.is_int8()) {
           store_int8(key, cache.key_codes + head * size, cache.key_grids[head]);
           store_int8(value, cache.value_codes + head * size, cache.value_grids[head]);
+        } else if (cache.is_bf16()) {
+          std::transform(key.begin(), key.end(), cache.key_bf16 + head * size, float_to_bf16);
+          std::transform(value.begin(), value.end(), cache.value_bf16 + head * size, float_to_bf16);
         } else {
           std::copy(key.begin(), key.end(), cache.keys + head * size);
           std::copy(value.begin(), value.end(), cache.values + head * size);
@@ -513,7 +521,7 @@ class ReferenceBackend final : public HostBackend {
   static void attend(const float* q_K, const KvLayer& cache, const Sequence& sequence, int64_t position, int64_t head,
                      const AttentionShape& shape, float* x_K) {
     const int64_t size = shape.head_size, kv_head = head / (shape.num_heads / shape.num_kv_heads);
-    const auto offset = [&](int64_t t) { return ((sequence.first_slot + t) * shape.num_kv_heads + kv_head) * size; };
+    const auto place = [&](int64_t t) { return cache.place(sequence.first_slot + t, kv_head); };
     const int64_t begin =
         shape.sliding_window > 0 ? std::max<int64_t>(0, position - shape.sliding_window + 1) : int64_t{0};
     int64_t last = shape.causal ? position : sequence.num_past + sequence.num_rows - 1;
@@ -527,7 +535,7 @@ class ReferenceBackend final : public HostBackend {
     for (int64_t t = begin; t <= last; ++t) {
       double dot = 0.0;
       for (int64_t k = 0; k < size; ++k) {
-        dot += static_cast<double>(q_K[k]) * cached(cache.keys, cache.key_codes, cache.key_grids, offset(t), k, size);
+        dot += static_cast<double>(q_K[k]) * cached(cache, true, place(t), k, size);
       }
       const double slope = shape.slopes_H != nullptr ? static_cast<double>(shape.slopes_H[head]) : 0.0;
       scores.push_back(capped(dot * shape.scale, shape.softcap) - slope * static_cast<double>(position - t) +
@@ -551,7 +559,7 @@ class ReferenceBackend final : public HostBackend {
     for (int64_t t = begin; t <= last; ++t) {
       const double weight = scores[t - begin];
       for (int64_t k = 0; k < size; ++k) {
-        weighted[k] += weight * cached(cache.values, cache.value_codes, cache.value_grids, offset(t), k, size);
+        weighted[k] += weight * cached(cache, false, place(t), k, size);
       }
     }
     for (int64_t k = 0; k < size; ++k) x_K[k] = static_cast<float>(weighted[k] / sum);

@@ -187,7 +187,7 @@ std::vector<float> attention_by_matrix(std::span<const float> q, std::span<const
         double dot = 0.0;
         for (int64_t c = 0; c < size; ++c) {
           dot += static_cast<double>(q[(i * shape.num_heads + h) * size + c]) *
-                 static_cast<double>(k[(j * shape.num_kv_heads + h / group) * size + c]);
+                 static_cast<double>(k[(h / group * num_tokens + j) * size + c]);
         }
         double score = dot * static_cast<double>(shape.scale);
         if (shape.softcap > 0) score = shape.softcap * std::tanh(score / shape.softcap);
@@ -197,8 +197,8 @@ std::vector<float> attention_by_matrix(std::span<const float> q, std::span<const
       for (int64_t c = 0; c < size; ++c) {
         double weighted = 0.0;
         for (int64_t j = 0; j < num_tokens; ++j) {
-          weighted += matrix[i * num_tokens + j] / sum *
-                      static_cast<double>(v[(j * shape.num_kv_heads + h / group) * size + c]);
+          weighted +=
+              matrix[i * num_tokens + j] / sum * static_cast<double>(v[(h / group * num_tokens + j) * size + c]);
         }
         x[(i * shape.num_heads + h) * size + c] = static_cast<float>(weighted);
       }
