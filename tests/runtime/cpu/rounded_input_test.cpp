@@ -165,7 +165,12 @@ std::vector<Sequence> sequences_of(int64_t num_rows) {
 void emit(Backend& backend, const PackedLinear& packed, const std::vector<float>& x,
           std::span<const Sequence> sequences, int64_t num_rows, int64_t width, LinearInput& input) {
   const AttentionShape shape = {.num_heads = width / 2, .num_kv_heads = width / 2, .head_size = 2, .sliding_window = 1};
-  std::vector<float> keys(x.size(), 0.5f), values = x, queries(x.size(), 0.25f);
+  std::vector<float> keys(x.size(), 0.5f), values, queries(x.size(), 0.25f);
+  for (int64_t head = 0; head < shape.num_kv_heads; ++head) {  // a cache is [heads, rows, 2]
+    for (int64_t row = 0; row < num_rows; ++row) {
+      for (int64_t k = 0; k < 2; ++k) values.push_back(x[static_cast<size_t>(row * width + head * 2 + k)]);
+    }
+  }
   input.prepare(packed, bounded(sequences));
   backend.attention(queries.data(), {keys.data(), values.data(), num_rows}, bounded(sequences), shape, input);
 }
