@@ -299,7 +299,9 @@ class CpuBackend final : public HostBackend {
     if (integer != nullptr) {
       integer->multiply(x_RI, num_rows, y_RO);
     } else {
-      floating->multiply(x_RI.x(), num_rows, y_RO, x_RI.batch_rows());
+      // An expert's rows may be one of each text by chance.
+      const bool is_step = x_RI.batch_rows() == 0 && x_RI.sequences().max_rows == 1;
+      floating->multiply(x_RI.x(), num_rows, y_RO, x_RI.batch_rows(), is_step);
     }
   }
 

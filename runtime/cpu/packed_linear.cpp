@@ -67,6 +67,30 @@ struct GemvInput {
   std::array<DigitRows, kNumWeightFormats> digits = {};
 };
 
+// The bytes of one panel.
+struct PanelSizes {
+  int64_t lines, scales, zeros;
+};
+
+// Takes the rows a few at a time, one panel after the other, so that its lines stay in the cache for all of them.
+void multiply_few(const GemvKernel* kernels, const PanelRun& run, const PanelSizes& sizes, const GemvInput& input,
+                  int64_t num_rows, float* y, int64_t y_stride) {
+  PanelRun panel = run;
+  for (int64_t out = 0; out < run.num_outs; out += kPanel) {
+    panel.num_outs = std::min(kPanel, run.num_outs - out);
+    for (int64_t row = 0; row < num_rows; row += kMaxGemvRows) {
+      const int64_t rows = std::min<int64_t>(kMaxGemvRows, num_rows - row);
+      const float* const sums = input.sums == nullptr ? nullptr : input.sums + row * input.sums_stride;
+      kernels[rows - 1](panel, input.x + row * input.x_stride, input.x_stride, sums, input.sums_stride,
+                        y + row * y_stride + out, y_stride);
+    }
+    panel.lines += sizes.lines;
+    if (panel.scales != nullptr) panel.scales += sizes.scales;
+    if (panel.zeros != nullptr) panel.zeros += sizes.zeros;
+    if (panel.bias != nullptr) panel.bias += kPanel;
+  }
+}
+
 const DigitKernels* digit_kernels(Isa isa) {
   if (isa >= Isa::vnni) return &digit_kernels_vnni();
   return isa == Isa::avx2 ? &digit_kernels_avx2() : nullptr;
@@ -177,7 +201,8 @@ void CpuPackedLinear::pack_quantized(const QuantizedWeight& weight, const std::s
   InputLayout layout{.num_k = panels.num_k,
                      .group_len = panels.group_len,
                      .column_of_k = std::move(panels.column_of_k),
-                     .needs_sums = !weight.symmetric && !is_two_of_four(panels.format) && !part.takes_digits};
+                     .has_zeros = !weight.symmetric && !is_two_of_four(panels.format)};
+  layout.needs_sums = layout.has_zeros && !part.takes_digits;
   layout.needs_digits[static_cast<int>(panels.format)] = part.takes_digits;
   bool is_identity = layout.num_k == num_in_;
   for (int64_t k = 0; k < layout.num_k; ++k) is_identity = is_identity && layout.column_of_k[k] == k;
@@ -189,6 +214,7 @@ size_t CpuPackedLinear::add_layout(InputLayout layout) {
   for (size_t i = 0; i < layouts_.size(); ++i) {
     InputLayout& known = layouts_[i];
     if (known.num_k == layout.num_k && known.group_len == layout.group_len && known.column_of_k == layout.column_of_k) {
+      known.has_zeros = known.has_zeros || layout.has_zeros;
       known.needs_sums = known.needs_sums || layout.needs_sums;
       for (int format = 0; format < kNumWeightFormats; ++format) {
         known.needs_digits[format] = known.needs_digits[format] || layout.needs_digits[format];
@@ -227,18 +253,22 @@ int CpuPackedLinear::num_threads() const {
   return num_threads_ > 0 ? num_threads_ : omp_get_max_threads();
 }
 
-void CpuPackedLinear::multiply(const float* x_RI, int64_t num_rows, float* y_RO, int64_t batch_rows) const {
-  multiply_outputs(x_RI, num_rows, 0, num_out_, y_RO, num_out_, batch_rows);
+void CpuPackedLinear::multiply(const float* x_RI, int64_t num_rows, float* y_RO, int64_t batch_rows,
+                               bool is_step) const {
+  multiply_outputs(x_RI, num_rows, 0, num_out_, y_RO, num_out_, batch_rows, is_step);
 }
 
 void CpuPackedLinear::multiply_outputs(const float* x_RI, int64_t num_rows, int64_t first_out, int64_t num_outs,
-                                       float* y, int64_t y_stride, int64_t batch_rows) const {
+                                       float* y, int64_t y_stride, int64_t batch_rows, bool is_step) const {
   if (num_rows < 0) throw std::invalid_argument("expected rows to multiply, found " + std::to_string(num_rows));
   const PanelRange range = range_of(first_out, num_outs);
   if (num_rows == 0 || num_outs == 0) return;
   if (parts_.front().order == PanelOrder::columns) count_zeros(x_RI, num_rows);
-  if (std::max(num_rows, batch_rows) <= kernels_->max_gemv_rows) {
-    gemv(x_RI, num_rows, range, y, y_stride);
+  const int64_t rows = std::max(num_rows, batch_rows);
+  if (rows <= kernels_->max_gemv_rows) {
+    gemv(x_RI, num_rows, range, y, y_stride, /*is_few=*/false);
+  } else if (is_step && rows <= kernels_->max_few_rows && parts_.front().order != PanelOrder::columns) {
+    gemv(x_RI, num_rows, range, y, y_stride, /*is_few=*/true);
   } else {
     gemm(x_RI, num_rows, range, y, y_stride);
   }
@@ -290,8 +320,9 @@ PanelRun CpuPackedLinear::run_of(const Part& part, int64_t first_panel, int64_t 
   return run;
 }
 
-void CpuPackedLinear::gemv(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y,
-                           int64_t y_stride) const {
+// Streams panels through registers. is_few: by the kernels of few rows, which take no digits.
+void CpuPackedLinear::gemv(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride,
+                           bool is_few) const {
   thread_local Scratch scratch;
   thread_local std::vector<GemvInput> inputs;
   inputs.resize(layouts_.size());
@@ -300,8 +331,8 @@ void CpuPackedLinear::gemv(const float* x_RI, int64_t num_rows, const PanelRange
   for (const InputLayout& layout : layouts_) {
     const int64_t num_groups = layout.num_k / layout.group_len;
     if (!layout.column_of_k.empty()) num_floats += num_rows * layout.num_k;
-    if (layout.needs_sums) num_floats += num_rows * num_groups;
-    const int64_t num_formats = std::count(layout.needs_digits.begin(), layout.needs_digits.end(), true);
+    if ((is_few ? layout.has_zeros : layout.needs_sums)) num_floats += num_rows * num_groups;
+    const int64_t num_formats = is_few ? 0 : std::count(layout.needs_digits.begin(), layout.needs_digits.end(), true);
     num_floats += num_formats * num_rows * num_groups * digit_blocks_of(layout.group_len) * (1 + kNumDigits);
     num_bytes += num_formats * num_rows * kNumDigits * layout.num_k;
   }
@@ -323,7 +354,7 @@ void CpuPackedLinear::gemv(const float* x_RI, int64_t num_rows, const PanelRange
       input.x_stride = layout.num_k;
       floats += num_rows * layout.num_k;
     }
-    if (layout.needs_sums) {
+    if ((is_few ? layout.has_zeros : layout.needs_sums)) {
       for (int64_t r = 0; r < num_rows; ++r) {
         for (int64_t group = 0; group < num_groups; ++group) {
           const float* x_group = input.x + r * input.x_stride + group * layout.group_len;
@@ -337,7 +368,7 @@ void CpuPackedLinear::gemv(const float* x_RI, int64_t num_rows, const PanelRange
       floats += num_rows * num_groups;
     }
     for (int format = 0; format < kNumWeightFormats; ++format) {
-      if (!layout.needs_digits[format]) continue;
+      if (is_few || !layout.needs_digits[format]) continue;
       const int64_t num_blocks = num_groups * digit_blocks_of(layout.group_len);
       auto* const sums = reinterpret_cast<int32_t*>(floats + num_rows * num_blocks);
       input.digits[format] = {bytes, kNumDigits * layout.num_k, floats, sums, num_blocks};
@@ -367,7 +398,10 @@ void CpuPackedLinear::gemv(const float* x_RI, int64_t num_rows, const PanelRange
       const auto format = static_cast<int>(part.format);
       const PanelRun run = run_of(part, first_panel, end_panel, range.end_out);
       float* const y_part = y + part.first_out + first_panel * kPanel - range.first_out;
-      if (part.takes_digits) {
+      if (is_few) {
+        const PanelSizes sizes = {part.panel_bytes, part.panel_scale_bytes, part.num_groups * kPanel};
+        multiply_few(kernels_->few[format], run, sizes, input, num_rows, y_part, y_stride);
+      } else if (part.takes_digits) {
         digit_kernels_->gemv[format][num_rows - 1](run, input.digits[format], y_part, y_stride);
       } else {
         kernels_->gemv[format][num_rows - 1](run, input.x, input.x_stride, input.sums, input.sums_stride, y_part,

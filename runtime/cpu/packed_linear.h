@@ -35,15 +35,17 @@ class CpuPackedLinear final : public PackedLinear {
   // and once per at most 512 rows beyond (prefill). Prefill keeps scratch of 1.2 MiB or 64 rows of x per thread.
   // The bits of y do not depend on the number of threads. Inside a parallel region the calling thread works alone.
   // Decode and prefill round differently. The larger of num_rows and batch_rows (LinearInput::prepare) chooses between
-  // them. Decode in column panels does not read columns whose inputs are zero in all rows, and its bits depend neither
-  // on them nor on the number of rows (ColumnKernel).
-  void multiply(const float* x_RI, int64_t num_rows, float* y_RO, int64_t batch_rows = 0) const;
+  // them. is_step: the rows are tokens of as many texts, which are decoded together. Then up to
+  // LinearKernels::max_few_rows of them read the weights once as well, and round in a third way. Decode in column
+  // panels does not read columns whose inputs are zero in all rows, and its bits depend neither on them nor on the
+  // number of rows (ColumnKernel).
+  void multiply(const float* x_RI, int64_t num_rows, float* y_RO, int64_t batch_rows = 0, bool is_step = false) const;
 
   // The same for outputs [first_out, first_out + num_outs): y[r * y_stride + o - first_out]. first_out must begin a
   // panel or column panel: a multiple of its outputs, counted from its part's first one. Throws std::invalid_argument
   // otherwise.
   void multiply_outputs(const float* x_RI, int64_t num_rows, int64_t first_out, int64_t num_outs, float* y,
-                        int64_t y_stride, int64_t batch_rows = 0) const;
+                        int64_t y_stride, int64_t batch_rows = 0, bool is_step = false) const;
 
   // Writes row `out` of W in float32, as dequantize() computes it, without the bias. Throws std::invalid_argument if
   // `out` is out of range.
@@ -59,7 +61,8 @@ class CpuPackedLinear final : public PackedLinear {
     int64_t num_k = 0;                 // packed positions, padding included
     int64_t group_len = 0;             // packed positions of one group
     std::vector<int32_t> column_of_k;  // -1: padding; empty: the identity
-    bool needs_sums = false;           // true if a part has zeros and needs sums of x over each group
+    bool has_zeros = false;            // true if a dense part has zeros, and so needs sums of x over each group
+    bool needs_sums = false;           // the same without parts that decode multiplies by digits
     std::array<bool, kNumWeightFormats> needs_digits =
         {};  // true for formats of parts that decode multiplies by digits
   };
@@ -121,7 +124,8 @@ class CpuPackedLinear final : public PackedLinear {
   int64_t bytes_of(const PanelRange& range) const;
   const Part& part_of_out(int64_t out) const;
   PanelRun run_of(const Part& part, int64_t first_panel, int64_t end_panel, int64_t end_out) const;
-  void gemv(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride) const;
+  void gemv(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride,
+            bool is_few) const;
   void gemv_columns(ColumnInput x, int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride) const;
   void count_zeros(const float* x_RI, int64_t num_rows) const;
   void gemm(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride) const;

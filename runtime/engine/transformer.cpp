@@ -348,7 +348,7 @@ class CachedLanes : public Transformer::Lanes {
       state_.pass.run_blocks(arena_, caches_);
       num_tokens += num_rows;
     }
-    make_logits(num_rows - 1, 1);
+    make_logits(num_rows - 1, 1, {});
     return downloaded_logits({&lane, 1});
   }
 
@@ -406,16 +406,18 @@ class CachedLanes : public Transformer::Lanes {
     }
     state_.pass.backend.run_step(recorded_N_[lanes.size() - 1], [&] {
       state_.pass.run_blocks(arena_, caches_);
-      make_logits(0, static_cast<int64_t>(lanes.size()));
+      make_logits(0, static_cast<int64_t>(lanes.size()), arena_.batch.chunks.front().sequences);
     });
     for (const int64_t lane : lanes) ++num_tokens_N_[static_cast<size_t>(lane)];
     return downloaded_logits(lanes);
   }
 
-  // Computes the logits of the rows from first_row on.
-  void make_logits(int64_t first_row, int64_t num_rows) {
+  // Computes the logits of the rows from first_row on, which belong to these sequences, if any are given.
+  void make_logits(int64_t first_row, int64_t num_rows, const Sequences& sequences) {
     state_.pass.final_hidden(arena_, first_row, num_rows, last_ND_.get());
-    state_.pass.backend.linear(state_.pass.weights.head(), last_ND_.get(), num_rows, logits_NV_.get());
+    LinearInput x_ND(last_ND_.get());
+    x_ND.prepare(state_.pass.weights.head(), sequences);
+    state_.pass.backend.linear(state_.pass.weights.head(), x_ND, num_rows, logits_NV_.get());
   }
 
   // Returns the logits that were made, one row for each of the lanes.

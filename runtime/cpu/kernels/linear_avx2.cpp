@@ -6,7 +6,7 @@
 // of 2, 3 and 4 bits are decoded in digit_avx2.cpp alone. 2:4: both 128-bit lanes hold a four of x, and vpermilps picks
 // the kept one for each output.
 //
-// PREFILL: 6 rows x 16 outputs, 12 accumulators.
+// FEW: 4 rows x 16 outputs, 8 accumulators. PREFILL: 6 rows x 16 outputs, 12 accumulators.
 //
 // Oracle: tests/runtime/cpu/cpu_linear_test.cpp (plain loops in double). Speed: tests/bench/linear_bench.cpp.
 #include <immintrin.h>
@@ -19,7 +19,6 @@
 namespace pare::runtime {
 namespace {
 
-constexpr int kNumChains = 2;
 constexpr int64_t kPrefetchBytes = 2048;
 
 // The 2:4 format whose kept values are those of the dense format Values.
@@ -41,26 +40,26 @@ using Int8TwoOfFour = TwoOfFour<Int8, WeightFormat::int8_24>;
 using Int4TwoOfFour = TwoOfFour<Int4, WeightFormat::int4_24>;
 
 // chain[r] += the products of row r with a unit of a dense format.
-template <class Format, int kRows>
+template <class Format, int kRows, int kChains>
 inline void add_unit(const Format& format, const uint8_t* bytes, const float* x, int64_t x_stride,
-                     __m256 (&chain)[kRows][2][kNumChains]) {
+                     __m256 (&chain)[kRows][2][kChains]) {
   constexpr int kUnit = static_cast<int>(unit_shape(Format::kFormat).num_k);
 #pragma GCC unroll 32
   for (int j = 0; j < kUnit; ++j) {
     const __m256 values[2] = {format.value(bytes, j, 0), format.value(bytes, j, 1)};
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       const __m256 x_r = _mm256_set1_ps(x[r * x_stride + j]);
-      chain[r][0][j % kNumChains] = _mm256_fmadd_ps(values[0], x_r, chain[r][0][j % kNumChains]);
-      chain[r][1][j % kNumChains] = _mm256_fmadd_ps(values[1], x_r, chain[r][1][j % kNumChains]);
+      chain[r][0][j % kChains] = _mm256_fmadd_ps(values[0], x_r, chain[r][0][j % kChains]);
+      chain[r][1][j % kChains] = _mm256_fmadd_ps(values[1], x_r, chain[r][1][j % kChains]);
     }
   }
 }
 
 // The same with a unit of a 2:4 format. `zero`, times 1 / kFactor, is subtracted from each kept value.
-template <class Format, int kRows, bool kHasZeros>
+template <class Format, bool kHasZeros, int kRows, int kChains>
 inline void add_unit_of_kept(const uint8_t* bytes, const float* x, int64_t x_stride, const __m256 (&zero)[2],
-                             __m256 (&chain)[kRows][2][kNumChains]) {
+                             __m256 (&chain)[kRows][2][kChains]) {
 #pragma GCC unroll 16
   for (int i = 0; i < kKeptPerUnit; ++i) {
 #pragma GCC unroll 2
@@ -68,17 +67,18 @@ inline void add_unit_of_kept(const uint8_t* bytes, const float* x, int64_t x_str
       __m256 value = Format::kept(bytes, i, half);
       if constexpr (kHasZeros) value = _mm256_sub_ps(value, zero[half]);
       const __m256i place = _mm256_srli_epi32(load_half(bytes, half), 2 * i);  // vpermilps reads the lowest two bits
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         const __m256 four = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(x + r * x_stride + i / 2 * 4));
-        chain[r][half][i % kNumChains] =
-            _mm256_fmadd_ps(value, _mm256_permutevar_ps(four, place), chain[r][half][i % kNumChains]);
+        chain[r][half][i % kChains] =
+            _mm256_fmadd_ps(value, _mm256_permutevar_ps(four, place), chain[r][half][i % kChains]);
       }
     }
   }
 }
 
-template <class Format, int kRows>
+// kChains sums of products side by side hide an addition's latency where there are few rows.
+template <class Format, int kRows, int kChains>
 void gemv(const PanelRun& run, const float* x, int64_t x_stride, const float* sums, int64_t sums_stride, float* y,
           int64_t y_stride) {
   constexpr int kUnit = static_cast<int>(unit_shape(Format::kFormat).num_k);
@@ -101,13 +101,13 @@ void gemv(const PanelRun& run, const float* x, int64_t x_stride, const float* su
     }
     const float* x_k = x;
     for (int64_t group = 0; group < run.num_groups; ++group) {
-      __m256 chain[kRows][2][kNumChains];
-#pragma GCC unroll 2
+      __m256 chain[kRows][2][kChains];
+#pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
 #pragma GCC unroll 2
-          for (int c = 0; c < kNumChains; ++c) chain[r][half][c] = _mm256_setzero_ps();
+          for (int c = 0; c < kChains; ++c) chain[r][half][c] = _mm256_setzero_ps();
         }
       }
       __m256 zero[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
@@ -123,12 +123,12 @@ void gemv(const PanelRun& run, const float* x, int64_t x_stride, const float* su
         }
         if constexpr (kTwoOfFour) {
           if (Format::kQuantized && zeros) {
-            add_unit_of_kept<Format, kRows, Format::kQuantized>(bytes, x_k, x_stride, zero, chain);
+            add_unit_of_kept<Format, Format::kQuantized>(bytes, x_k, x_stride, zero, chain);
           } else {
-            add_unit_of_kept<Format, kRows, false>(bytes, x_k, x_stride, zero, chain);
+            add_unit_of_kept<Format, false>(bytes, x_k, x_stride, zero, chain);
           }
         } else {
-          add_unit<Format, kRows>(format, bytes, x_k, x_stride, chain);
+          add_unit(format, bytes, x_k, x_stride, chain);
         }
         bytes += kBytes;
         x_k += kUnit;
@@ -137,9 +137,10 @@ void gemv(const PanelRun& run, const float* x, int64_t x_stride, const float* su
       for (int half = 0; half < 2; ++half) {
         __m256 scale = _mm256_setzero_ps();
         if constexpr (Format::kQuantized) scale = load_scales(run, scales, half);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
-          __m256 sum = _mm256_add_ps(chain[r][half][0], chain[r][half][1]);
+          __m256 sum = chain[r][half][0];
+          if constexpr (kChains == 2) sum = _mm256_add_ps(sum, chain[r][half][1]);
           if constexpr (Format::kQuantized) {
             if constexpr (Format::kFactor != 1.0f) sum = _mm256_mul_ps(sum, _mm256_set1_ps(Format::kFactor));
             if (!kTwoOfFour && zeros) {
@@ -264,20 +265,26 @@ void tile(const float* a, const float* b, int64_t num_k, const float* start, int
 
 template <class Format>
 void add_prefill(LinearKernels& kernels) {
-  kernels.expand[static_cast<int>(Format::kFormat)] = expand<Format>;
+  const int format = static_cast<int>(Format::kFormat);
+  kernels.expand[format] = expand<Format>;
+  kernels.few[format][0] = gemv<Format, 1, 1>;
+  kernels.few[format][1] = gemv<Format, 2, 1>;
+  kernels.few[format][2] = gemv<Format, 3, 1>;
+  kernels.few[format][3] = gemv<Format, 4, 1>;
 }
 
 template <class Format>
 void add_format(LinearKernels& kernels) {
   add_prefill<Format>(kernels);
   const int format = static_cast<int>(Format::kFormat);
-  kernels.gemv[format][0] = gemv<Format, 1>;
-  kernels.gemv[format][1] = gemv<Format, 2>;
+  kernels.gemv[format][0] = gemv<Format, 1, 2>;
+  kernels.gemv[format][1] = gemv<Format, 2, 2>;
 }
 
 LinearKernels make_kernels() {
   LinearKernels kernels{};
   kernels.max_gemv_rows = 2;
+  kernels.max_few_rows = 16;
   kernels.tile_rows = 6;
   kernels.tile_panels = 1;
   add_format<Bf16>(kernels);

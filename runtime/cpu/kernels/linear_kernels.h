@@ -38,7 +38,8 @@
 // [G, kUnit, 16], and groups are not rounded up.
 //
 // PREFILL expands a tile of panels to float32 once per row block and multiplies register tiles. DECODE streams panels
-// through registers. Both add products of a row in an order fixed by the shape alone.
+// through registers. FEW rows do so as well, up to kMaxGemvRows at a time, while a panel lies in the cache. All add
+// products of a row in an order fixed by the shape alone.
 #pragma once
 
 #include <cstddef>
@@ -178,10 +179,13 @@ inline constexpr int kMaxTileRows = 8;
 
 struct LinearKernels {
   int max_gemv_rows;
-  int tile_rows;    // rows of a full register tile
-  int tile_panels;  // panels of a register tile
+  int max_few_rows;  // at most so many rows stream panels through registers, by `few`; 0: there is none
+  int tile_rows;     // rows of a full register tile
+  int tile_panels;   // panels of a register tile
   // [format][rows - 1]; null where decode has kernels of digits alone (digit_kernels.h)
   GemvKernel gemv[kNumWeightFormats][kMaxGemvRows];
+  // [format][rows - 1]. A row's sums have the same bits in each of them, so rows may be dealt out in any way.
+  GemvKernel few[kNumWeightFormats][kMaxGemvRows];
   ExpandKernel expand[kNumWeightFormats];
   TileKernel tile[kMaxTileRows];  // [rows - 1]
 };

@@ -83,6 +83,31 @@ TEST(CpuLinear, EqualsPlainLoopsForEveryFormatShapeAndIsa) {
             static_cast<int>(all_formats().size() * isas.size() * std::size(kOutputs) * std::size(kRowCounts)));
 }
 
+// Tokens of several texts have the same bits whichever others are decoded with them, and so have a text's rows.
+TEST(CpuLinear, RowsOfABatchHaveTheSameBitsInAnyParts) {
+  for (const Format& format : all_formats()) {
+    const int64_t num_in = 576, num_out = 33;
+    if (!fits(format, num_in)) continue;
+    const OwnedWeights owned = random_weights(format, num_out, num_in, true, 3);
+    const std::vector<float> x = random_x(17, num_in, 4);
+    for (Isa isa : supported_isas()) {
+      const auto packed = pack_linear(isa, std::span(&owned.weights, 1), 1);
+      for (int64_t batch_rows : {2, 3, 5, 8, 16, 17}) {
+        for (const bool is_step : {false, true}) {
+          std::vector<float> whole(static_cast<size_t>(batch_rows * num_out)), parts(whole.size());
+          packed->multiply(x.data(), batch_rows, whole.data(), 0, is_step);
+          for (int64_t row = 0, step = 1; row < batch_rows; row += step, ++step) {
+            step = std::min(step, batch_rows - row);
+            packed->multiply(x.data() + row * num_in, step, parts.data() + row * num_out, batch_rows, is_step);
+          }
+          ASSERT_EQ(std::memcmp(whole.data(), parts.data(), whole.size() * sizeof(float)), 0)
+              << format.name() << " R " << batch_rows << (is_step ? " step " : " text ") << isa_name(isa);
+        }
+      }
+    }
+  }
+}
+
 TEST(CpuLinear, EqualsPlainLoopsBeyondOneBlockOfRowsAndInputs) {
   for (const Format& format :
        {Format{16, DType::BF16}, Format{4, DType::BF16, 64}, Format{3, DType::F16, 100, false}}) {
