@@ -270,7 +270,12 @@ std::vector<float> product_of(Backend& backend, const LinearWeights& linear, con
   const Sequence all = {.first_row = 0, .num_rows = num_rows, .num_past = 0, .first_slot = 0};
   LinearInput input(backend, num_rows, num_in, packed->multiplies_codes());
   input.prepare(*packed, bounded({&all, 1}));
-  std::vector<float> keys(x_TI.size(), 0.5f), values = x_TI;
+  std::vector<float> keys(x_TI.size(), 0.5f), values;
+  for (int64_t head = 0; head < num_in / 2; ++head) {  // a cache is [heads, rows, 2]
+    for (int64_t row = 0; row < num_rows; ++row) {
+      for (int64_t k = 0; k < 2; ++k) values.push_back(x_TI[static_cast<size_t>(row * num_in + head * 2 + k)]);
+    }
+  }
   const std::vector<float> queries(x_TI.size(), 0.25f);
   backend.attention(queries.data(), {keys.data(), values.data(), num_rows}, bounded({&all, 1}),
                     {.num_heads = num_in / 2, .num_kv_heads = num_in / 2, .head_size = 2, .sliding_window = 1}, input);
