@@ -4,10 +4,10 @@
 usage: bench_llama.py PARE MODEL [--llama-bench PROGRAM] [--threads N] [--rounds N] [--tokens N] [--decode-tokens N]
                       [--folder FOLDER] [--text WINDOWS.npy]
 
-MODEL is a dense checkpoint. Its quantized forms, ours in groups of 32 as llama.cpp's, are made once in FOLDER (default
-models/bench-llama/NAME). The programs take turns within a round, each with its own way to wait; the table has medians.
-A model without a tokenizer gets an invented one, since llama.cpp wants a vocabulary. With --text, the table also has
-the perplexity of each of our modes, since rounded inputs cost some.
+MODEL is a dense checkpoint. Its quantized forms are made once in FOLDER (default models/bench-llama/NAME). Ours have
+groups of 32 and heads of 8 bits, as llama.cpp's. The programs take turns within a round, each with its own way to wait;
+the table has medians. A model without a tokenizer gets an invented one, since llama.cpp wants a vocabulary. With
+--text, the table also has the perplexity of each of our modes, since rounded inputs cost some.
 """
 import argparse
 import json
@@ -23,6 +23,7 @@ RECIPES = {
     "w8a8": "{bits: 8, group_size: 32, fit: false, activations: int8}",
     "w4": "{bits: 4, group_size: 32, fit: false}",
 }
+HEAD = "head: {bits: 8, group_size: 32}\n"
 # Title, llama.cpp's type, our artifact (none: the dense model), --activations.
 ROWS = [
     ("bf16", "bf16", None, "exact"),
@@ -100,7 +101,8 @@ def prepare(pare, model, folder):
         if (folder / name).exists():
             continue
         recipe = folder / f"{name}.yaml"
-        recipe.write_text(f"model: {model.resolve()}\noutput: {(folder / name).resolve()}\npasses:\n  - rtn: {rule}\n")
+        places = f"model: {model.resolve()}\noutput: {(folder / name).resolve()}\n"
+        recipe.write_text(f"{places}passes:\n  - rtn: {rule}\n{HEAD}")
         run([pare, "run", recipe, "--quiet"])
     for kind in {row[1] for row in ROWS}:
         if not (folder / f"{kind}.gguf").exists():
