@@ -95,15 +95,18 @@ def with_tokenizer(model, folder):
 
 
 def prepare(pare, model, folder):
-    """Makes what is missing."""
+    """Makes what is missing. What is there must have been made of the same model by the same recipes."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, rule in RECIPES.items():
-        if (folder / name).exists():
-            continue
         recipe = folder / f"{name}.yaml"
         places = f"model: {model.resolve()}\noutput: {(folder / name).resolve()}\n"
-        recipe.write_text(f"{places}passes:\n  - rtn: {rule}\n{HEAD}")
-        run([pare, "run", recipe, "--quiet"])
+        text = f"{places}passes:\n  - rtn: {rule}\n{HEAD}"
+        if recipe.exists() and recipe.read_text() != text:
+            fail(f"'{folder}' holds files of another model or of other recipes ('{recipe}'): remove it, or name another "
+                 "--folder")
+        recipe.write_text(text)
+        if not (folder / name).exists():
+            run([pare, "run", recipe, "--quiet"])
     for kind in {row[1] for row in ROWS}:
         if not (folder / f"{kind}.gguf").exists():
             run([pare, "export", model, folder / f"{kind}.gguf", "--format", kind, "--quiet"])
