@@ -56,6 +56,7 @@ struct BenchResult {
   int64_t kv_bytes_per_token = 0;
   int64_t roof_footprint_bytes = 0;  // bytes read to measure the roof: roof_footprint_bytes of bytes_per_token
   double read_roof_gbps = 0.0;
+  bool reads_more = false;  // a batch in a mixture: it reads more experts than bytes_per_token counts
   double decode_gbps = 0.0;
   double decode_share = 0.0;
 

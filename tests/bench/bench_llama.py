@@ -102,8 +102,10 @@ def prepare(pare, model, folder):
         places = f"model: {model.resolve()}\noutput: {(folder / name).resolve()}\n"
         text = f"{places}passes:\n  - rtn: {rule}\n{HEAD}"
         if recipe.exists() and recipe.read_text() != text:
-            fail(f"'{folder}' holds files of another model or of other recipes ('{recipe}'): remove it, or name another "
-                 "--folder")
+            fail(
+                f"'{folder}' holds files of another model or of other recipes ('{recipe}'): remove it, or name another "
+                "--folder"
+            )
         recipe.write_text(text)
         if not (folder / name).exists():
             run([pare, "run", recipe, "--quiet"])

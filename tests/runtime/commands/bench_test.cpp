@@ -53,6 +53,17 @@ TEST_F(Bench, BatchesAddUpTheirTexts) {
       {"at least 1"});
 }
 
+// The texts of a batch go to several experts, whose number follows from the texts.
+TEST_F(Bench, ABatchInAMixtureSaysThatItReadsMore) {
+  Transformer mixture = Transformer::load(Checkpoint::open(family_path("mixtral_experts")), *backend_);
+  for (const int64_t batch : {1, 3}) {
+    const BenchResult result = bench(mixture, {.isa = detect_isa(), .num_threads = 1},
+                                     {.prefill_tokens = 8, .decode_tokens = 4, .batch = batch, .repetitions = 1});
+    EXPECT_EQ(to_text(result).find("at least") != std::string::npos, batch > 1) << to_text(result);
+    EXPECT_EQ(to_json(result).find("decode_gbps_is_a_lower_bound") != std::string::npos, batch > 1);
+  }
+}
+
 // Two blocks with a window of 16 tokens and 4 heads of size 16. The pairs are counted one by one.
 TEST_F(Bench, WorkIsCountedFromTheShapes) {
   const ModelDescription& model = model_.description();
