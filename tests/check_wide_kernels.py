@@ -16,7 +16,7 @@ import tempfile
 WIDE = re.compile(r"_(avx512|vnni|amx)\.cpp\.o\b|planted_avx512\.o\b")
 # Data that holds a pointer, which every object with exceptions has: no code.
 POINTERS = re.compile(r"^DW\.ref\.")
-EXPECTED_OBJECTS = 8
+EXPECTED_OBJECTS = 10
 PLANTED = """
 template <typename T>
 [[gnu::noinline]] T twice(T value) { return value + value; }

@@ -141,6 +141,7 @@ BenchResult bench(Transformer& model, const BackendOptions& options_of_backend, 
   result.num_threads = options_of_backend.device == ComputeDevice::cpu ? options_of_backend.num_threads : 0;
   result.options = options;
   result.bytes_per_token = model.bytes_per_token();
+  result.prefill_roof_name = name_of_prefill_roof(options_of_backend);
   result.roof_footprint_bytes = roof_footprint_bytes(options_of_backend, result.bytes_per_token);
   result.resident_bytes = model.resident_bytes();
 
@@ -151,7 +152,7 @@ BenchResult bench(Transformer& model, const BackendOptions& options_of_backend, 
   if (progress) progress(0, options.repetitions);
   for (int64_t n = 0; n < options.repetitions; ++n) {
     throw_if_interrupted();
-    result.fma_roof_gflops = std::max(result.fma_roof_gflops, measure_fma_roof(options_of_backend));
+    result.prefill_roof_gflops = std::max(result.prefill_roof_gflops, measure_prefill_roof(options_of_backend));
     prefill.push_back(prefill_speed(model, prompt));
     throw_if_interrupted();
     result.read_roof_gbps =
@@ -167,7 +168,7 @@ BenchResult bench(Transformer& model, const BackendOptions& options_of_backend, 
   result.head_flops = 2 * description.vocabulary_size * description.hidden_size;
   const double prefill_seconds = static_cast<double>(options.prefill_tokens) / result.prefill_tokens_per_second.best;
   result.prefill_gflops = static_cast<double>(result.linear_flops) / prefill_seconds / 1e9;
-  result.prefill_share = result.prefill_gflops / result.fma_roof_gflops;
+  result.prefill_share = result.prefill_gflops / result.prefill_roof_gflops;
 
   int64_t num_pairs = 0;
   for (const BlockDescription& block : description.blocks) {
@@ -202,7 +203,8 @@ std::string to_json(const BenchResult& result) {
   json["prefill_attention_flops"] = result.attention_flops;
   json["prefill_head_flops"] = result.head_flops;
   json["prefill_gflops"] = result.prefill_gflops;
-  json["prefill_roof_gflops"] = result.fma_roof_gflops;
+  json["prefill_roof"] = result.prefill_roof_name;
+  json["prefill_roof_gflops"] = result.prefill_roof_gflops;
   json["prefill_share"] = result.prefill_share;
   json["batch"] = result.options.batch;
   json["decode_tokens"] = result.options.decode_tokens;
@@ -247,9 +249,9 @@ std::string to_text(const BenchResult& result) {
   text << "prefill     " << result.options.prefill_tokens << " tokens: " << speed(result.prefill_tokens_per_second)
        << '\n';
   text << "            " << format_number(result.prefill_gflops, 1)
-       << " GFLOP/s in linears = " << percent(result.prefill_share) << " of the FMA roof of "
-       << format_number(result.fma_roof_gflops, 1) << " GFLOP/s (attention, in " << result.attention_bits
-       << " bits, not counted: "
+       << " GFLOP/s in linears = " << percent(result.prefill_share) << " of the " << result.prefill_roof_name
+       << " roof of " << format_number(result.prefill_roof_gflops, 1) << " GFLOP/s (attention, in "
+       << result.attention_bits << " bits, not counted: "
        << percent(static_cast<double>(result.attention_flops) / static_cast<double>(result.linear_flops))
        << " of the linears' work)\n";
   text << "decode      " << result.options.decode_tokens << " tokens";

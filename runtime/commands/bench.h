@@ -41,9 +41,10 @@ struct BenchResult {
   int64_t linear_flops = 0;
   int64_t attention_flops = 0;
   int64_t head_flops = 0;
-  double fma_roof_gflops = 0.0;  // best of the run
-  double prefill_gflops = 0.0;   // linear_flops at the best speed
-  double prefill_share = 0.0;    // share of the roof
+  double prefill_roof_gflops = 0.0;  // best of the run
+  std::string prefill_roof_name;     // "FMA" or "AMX"
+  double prefill_gflops = 0.0;       // linear_flops at the best speed
+  double prefill_share = 0.0;        // share of the roof
 
   // Decode. One token reads every packed linear, but for skipped columns, and one row of the embedding. A batch reads
   // them once for a token of each text. (In a mixture its texts go to several experts, and decode_gbps counts those of

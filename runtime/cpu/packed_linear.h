@@ -1,6 +1,7 @@
 // The CPU's packed linears: y = x W^T + b with float32 activations. Weights in their stored precision are expanded
 // exactly to float32, and sums are float32 FMAs. Decode of few bits multiplies integers, to the same precision
-// (digit_kernels.h). linear_kernels.h describes the packed layout.
+// (digit_kernels.h), and so does prefill with parts in bfloat16 on AMX (bf16_kernels.h). linear_kernels.h describes the
+// packed layout.
 #pragma once
 
 #include <array>
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/cpu/kernels/bf16_kernels.h"
 #include "runtime/cpu/kernels/digit_kernels.h"
 #include "runtime/cpu/kernels/linear_kernels.h"
 #include "runtime/cpu/panels.h"
@@ -132,8 +134,59 @@ class CpuPackedLinear final : public PackedLinear {
   void multiply_tiles(const InputLayout& layout, std::span<const Tile> tiles, const float* strips, int64_t num_rows,
                       const PanelRange& range, float* y, int64_t y_stride) const;
   Prefetch prefetch_of(const Tile& tile, int64_t begin_k, int64_t num_k) const;
-  void expand_tile(const Tile& tile, int64_t begin_k, int64_t num_k, int64_t end_out, float* weights) const;
+  std::vector<Tile> tiles_of(size_t layout, const PanelRange& range, int64_t tile_panels) const;
+  void expand_tile(const Tile& tile, int64_t begin_k, int64_t num_k, int64_t end_out, int64_t tile_panels,
+                   float* weights) const;
   void pack_rows(const InputLayout& layout, const float* x_RI, int64_t num_rows, float* strips) const;
+
+  // Some packed rows, and the tiles that a thread multiplies them with.
+  struct Bf16Task {
+    std::span<const Tile> tiles;
+    int64_t num_following = 0;  // tiles that lie in memory behind them, for other tasks
+    const uint8_t* strips = nullptr;
+    int64_t strip_bytes = 0;
+    int64_t num_rows = 0;
+    float* y = nullptr;  // of the first row; the first output is the range's
+    int64_t y_stride = 0;
+  };
+  // How a part's weights become bfloat16: with their scales, or as codes alone, whose sums are scaled by group.
+  struct Bf16Plan {
+    int num_parts = 1;
+    bool scales_apart = false;
+  };
+  // A tile of 32 outputs at the positions of a block.
+  struct Bf16Tile {
+    int num_parts = 1;
+    bool scales_apart = false;
+    Bf16Panels panels = {};
+    Prefetch ahead = {};    // what is multiplied next
+    int64_t first_out = 0;  // in the range
+    int64_t num_outs = 0;
+    int64_t num_groups = 0;  // of the block, where scales are apart; 0: one group is all of K
+    float bias[2 * kPanel] = {};
+    float scales[6 * 2 * kPanel] = {};  // of each group, where scales are apart
+  };
+  // A strip of rows at the positions of a block, and where its products go.
+  struct Bf16Strip {
+    const uint8_t* x = nullptr;
+    int64_t num_rows = 0;
+    bool begins = false, ends = false;  // the block is the first or last one of K
+    int64_t num_k = 0;
+    float* sums = nullptr;  // [32, 32] of the tile
+    float* y = nullptr;     // of the first row and the range's first output
+    int64_t y_stride = 0;
+  };
+  bool takes_bf16(int64_t num_rows) const;
+  static Bf16Plan bf16_plan(const Part& part, int64_t group_len);
+  static int64_t bf16_block_k(const InputLayout& layout);
+  void gemm_bf16(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride) const;
+  void multiply_bf16_rows(size_t layout_index, const float* x_RI, int64_t num_rows, const PanelRange& range, float* y,
+                          int64_t y_stride) const;
+  void pack_bf16_rows(const InputLayout& layout, const float* x_RI, int64_t num_rows, uint8_t* strip) const;
+  void multiply_bf16_task(const Bf16Task& task, const PanelRange& range) const;
+  void multiply_bf16_strip(const Bf16Strip& strip, const Bf16Tile& tile) const;
+  Bf16Tile prepare_bf16_tile(const Tile& tile, int64_t begin_k, int64_t num_k, const PanelRange& range,
+                             uint8_t* block) const;
   void quantized_row(const Part& part, int64_t panel, int64_t lane, float* dst_I) const;
   void column_row(const Part& part, int64_t out, float* dst_I) const;
   // The scale and zero at `place` of all of a part's, and the weight with a stored code on them.
@@ -148,6 +201,7 @@ class CpuPackedLinear final : public PackedLinear {
   const LinearKernels* kernels_ = nullptr;
   const ColumnKernels* column_kernels_ = nullptr;
   const DigitKernels* digit_kernels_ = nullptr;  // null: the instruction set has none
+  const Bf16Kernels* bf16_kernels_ = nullptr;    // the same
   Isa isa_ = Isa::avx2;
   int num_threads_ = 0;
   int64_t num_out_ = 0;

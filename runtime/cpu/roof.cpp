@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "runtime/cpu/kernels/bf16_kernels.h"
 #include "runtime/cpu/kernels/roof_kernels.h"
 #include "runtime/system/aligned_memory.h"
 
@@ -45,26 +46,47 @@ double time_threads(int num_threads, const Work& work) {
   return now_seconds() - begin;
 }
 
+// Returns the best rate of several rounds of `work(num_rounds)` on every thread.
+template <class Work>
+double best_gflops(int num_threads, int64_t flops_per_round, const Work& work) {
+  auto seconds_of = [&](int64_t num_rounds) { return time_threads(num_threads, [&](int) { work(num_rounds); }); };
+  int64_t num_rounds = 1024;
+  while (seconds_of(num_rounds) < kRoundSeconds) num_rounds *= 2;
+  double best = 1e300;
+  for (int i = 0; i < kRounds; ++i) best = std::min(best, seconds_of(num_rounds));
+  return static_cast<double>(num_threads) * static_cast<double>(num_rounds) * static_cast<double>(flops_per_round) /
+         best * 1e-9;
+}
+
 }  // namespace
 
 double measure_fma_gflops(Isa isa, int num_threads) {
   check_threads(num_threads);
   const RoofKernels& kernels = kernels_of(isa);
   float sink = 0.0f;
-  auto seconds_of = [&](int64_t num_rounds) {
-    return time_threads(num_threads, [&](int) {
-      const float value = kernels.multiply(num_rounds);
+  const double gflops = best_gflops(num_threads, kernels.flops_per_round, [&](int64_t num_rounds) {
+    const float value = kernels.multiply(num_rounds);
 #pragma omp atomic
-      sink += value;
-    });
-  };
-  int64_t num_rounds = 1024;
-  while (seconds_of(num_rounds) < kRoundSeconds) num_rounds *= 2;
-  double best = 1e300;
-  for (int i = 0; i < kRounds; ++i) best = std::min(best, seconds_of(num_rounds));
+    sink += value;
+  });
   if (!(sink > 0.0f)) throw std::runtime_error("the multiply loop did not run");  // keeps its result alive
-  return static_cast<double>(num_threads) * static_cast<double>(num_rounds) *
-         static_cast<double>(kernels.flops_per_round) / best * 1e-9;
+  return gflops;
+}
+
+double measure_prefill_gflops(Isa isa, int num_threads) {
+  if (isa != Isa::amx) return measure_fma_gflops(isa, num_threads);
+  check_threads(num_threads);
+  require_isa(isa);
+  const Bf16Kernels& kernels = bf16_kernels_amx();
+  return best_gflops(num_threads, kernels.flops_per_round, [&](int64_t num_rounds) {
+    kernels.begin_task();
+    kernels.roof(num_rounds);
+    kernels.end_task();
+  });
+}
+
+std::string prefill_roof_name(Isa isa) {
+  return isa == Isa::amx ? "AMX" : "FMA";
 }
 
 double measure_read_gbps(int64_t num_bytes, int num_threads) {

@@ -60,9 +60,13 @@ std::unique_ptr<Backend> make_backend(const BackendOptions& options) {
   return make_cpu_backend(options.isa.value_or(detect_isa()), usable_threads(options.num_threads));
 }
 
-double measure_fma_roof(const BackendOptions& options) {
+double measure_prefill_roof(const BackendOptions& options) {
   if (options.device == ComputeDevice::cuda) return device_fma_gflops();
-  return measure_fma_gflops(options.isa.value_or(detect_isa()), options.num_threads);
+  return measure_prefill_gflops(options.isa.value_or(detect_isa()), options.num_threads);
+}
+
+std::string name_of_prefill_roof(const BackendOptions& options) {
+  return options.device == ComputeDevice::cuda ? "FMA" : prefill_roof_name(options.isa.value_or(detect_isa()));
 }
 
 double measure_read_roof(const BackendOptions& options, int64_t num_bytes) {

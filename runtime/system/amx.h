@@ -3,7 +3,7 @@
 
 namespace pare::runtime {
 
-// True if the CPU multiplies tiles of 8-bit codes and the system lets this process do so. Every thread may then use
+// True if the CPU multiplies tiles of 8-bit codes and of bfloat16, and the system lets this process do so. Every thread may then use
 // them. Each call asks the system.
 bool request_amx();
 

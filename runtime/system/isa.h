@@ -6,7 +6,8 @@
 
 namespace pare::runtime {
 
-// Weakest first; each includes the ones before it. vnni and amx differ from avx512 only in the products of 8-bit codes.
+// Weakest first; each includes the ones before it. vnni differs from avx512 in products of 8-bit codes and in decode of
+// few bits, and amx from vnni in all products of many rows.
 enum class Isa : uint8_t { avx2, avx512, vnni, amx };
 inline constexpr Isa kIsas[] = {Isa::avx2, Isa::avx512, Isa::vnni, Isa::amx};
 

@@ -128,7 +128,7 @@ def pare_speeds(pare, model, mode, arguments):
     return {
         "prefill": found["prefill_tokens_per_second"],
         "decode": found["decode_tokens_per_second"],
-        "FMA roof": found["prefill_share"],
+        "prefill roof": found["prefill_share"],
         "read roof": found["decode_share"],
     }
 
@@ -188,12 +188,12 @@ def main():
             perplexities[title] = perplexity(arguments.pare, path, mode, arguments)
     print(f"{arguments.model.name}, {arguments.threads} threads, medians of {arguments.rounds} rounds, tokens/s\n")
     print("| | decode: llama.cpp | pare | ratio | of the read roof | "
-          f"prefill of {arguments.tokens}: llama.cpp | pare | ratio | of the FMA roof |"
+          f"prefill of {arguments.tokens}: llama.cpp | pare | ratio | of its roof |"
           + (" perplexity |" if perplexities else ""))
     print("|---" * (10 if perplexities else 9) + "|")
     for title, kind, _, _ in ROWS:
         cells = []
-        for what, roof in (("decode", "read roof"), ("prefill", "FMA roof")):
+        for what, roof in (("decode", "read roof"), ("prefill", "prefill roof")):
             peer, own = theirs[kind][what], ours[title]
             cells += [f"{peer:.1f}", f"{own[what]:.1f}", f"{own[what] / peer:.2f}", f"{own[roof]:.2f}"]
         print(f"| {title} | " + " | ".join(cells) + " |" + (f" {perplexities[title]:.4f} |" if perplexities else ""))

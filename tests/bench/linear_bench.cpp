@@ -1,5 +1,5 @@
 // Packed linears in the shapes of SmolLM2-135M: decode (one row) in GB/s and as a share of the memory-read roof,
-// prefill (many rows) in GFLOP/s and as a share of the FMA roof. Roofs are measured in the same run; every figure is
+// prefill (many rows) in GFLOP/s and as a share of the roof (FMA or AMX). Roofs are measured in the same run; every figure is
 // the best of several rounds, since other processes only ever slow one down.
 //
 //   bench_linear [threads [rows of prefill [isa]]]
@@ -112,7 +112,7 @@ void bench(Isa isa, Precision precision, Precision head_precision, int num_threa
     const double flops = 2.0 * static_cast<double>(kShapes[i].num_out * kShapes[i].num_in * num_rows);
     const double prefill_seconds = best_seconds([&] { linears[i]->multiply(x.data(), num_rows, y.data()); });
     std::printf(
-        "  %-8s [%5ld, %5ld]  decode %6.2f us %6.1f GB/s   prefill of %ld rows %7.1f GFLOP/s = %3.0f %% of FMA roof\n",
+        "  %-8s [%5ld, %5ld]  decode %6.2f us %6.1f GB/s   prefill of %ld rows %7.1f GFLOP/s = %3.0f %% of roof\n",
         kShapes[i].name, kShapes[i].num_out, kShapes[i].num_in, shape_seconds / kLayers * 1e6,
         static_cast<double>(shape_bytes) / shape_seconds * 1e-9, num_rows, flops / prefill_seconds * 1e-9,
         100.0 * flops / prefill_seconds * 1e-9 / gflops_roof);
@@ -126,8 +126,9 @@ void run(int argc, char** argv) {
   const int num_threads = argc > 1 ? std::stoi(argv[1]) : omp_get_max_threads();
   const int64_t num_rows = argc > 2 ? std::stoll(argv[2]) : 512;
   const Isa isa = argc > 3 ? parse_isa(argv[3]) : detect_isa();
-  const double gflops_roof = measure_fma_gflops(isa, num_threads);
-  std::printf("%s, %d threads: FMA roof %.1f GFLOP/s\n", std::string(isa_name(isa)).c_str(), num_threads, gflops_roof);
+  const double gflops_roof = measure_prefill_gflops(isa, num_threads);
+  std::printf("%s, %d threads: %s roof %.1f GFLOP/s\n", std::string(isa_name(isa)).c_str(), num_threads,
+              prefill_roof_name(isa).c_str(), gflops_roof);
   const Precision bf16{16, 0}, w8{8, kPerChannel}, w4{4, 64}, w3{3, 64}, w2{2, 64};
   bench(isa, bf16, bf16, num_threads, num_rows, gflops_roof);
   bench(isa, w8, w8, num_threads, num_rows, gflops_roof);

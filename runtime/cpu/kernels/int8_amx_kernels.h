@@ -1,13 +1,4 @@
-// The amx path's strips and tiles, written against tile operations. `Tiles` provides these static functions:
-//
-//   configure(), release()   this thread's 8 tiles as 16 rows x 64 bytes; back to none
-//   zero<T>()                tile T = 0
-//   load<T>(p, stride)       16 rows of 64 bytes, `stride` bytes apart
-//   store<T>(p, stride)
-//   dot_int8<C, A, B>()      C[m][n] += sum over i < 64 of A[m][i] * B[i / 4][4 n + i % 4]: int32 += int8 * int8
-//
-// int8_amx.cpp maps them to the instructions (Intel SDM volume 2, TDPBSSD), tests/runtime/cpu/plain_tiles.h to plain
-// loops.
+// The amx path's strips and tiles of 8-bit codes, written against the tile operations of amx_tiles.h.
 //
 // TILE. 32 rows x 2 panels: tiles 0..3 hold the sums, 4 and 5 the rows, 6 and 7 the panels. That makes four products
 // for four loads. A strip is a run of blocks of 64 positions, with one tile of 1 KiB per 16 rows. A panel's 16 lines of
@@ -18,14 +9,11 @@
 #include <cstdint>
 #include <cstring>
 
+#include "runtime/cpu/kernels/amx_tiles.h"
 #include "runtime/cpu/kernels/int8_kernels.h"
 
 namespace pare::runtime {
 namespace {
-
-constexpr int kAmxTileRows = 16;
-constexpr int64_t kAmxTileBytes = 1024;
-constexpr int64_t kAmxRowBytes = 64;
 
 inline void pack_amx_strip(const int8_t* codes, int64_t stride, int64_t num_rows, int64_t num_k, int64_t padded_k,
                            uint8_t* strip) {

@@ -2,6 +2,7 @@
 // take precedence over the library's. Everything above the tile operations is the real code.
 #include <gtest/gtest.h>
 
+#include "runtime/cpu/kernels/bf16_amx_kernels.h"
 #include "runtime/cpu/kernels/int8_amx_kernels.h"
 #include "runtime/system/amx.h"
 #include "tests/runtime/cpu/plain_tiles.h"
@@ -18,11 +19,17 @@ const Int8Kernels& int8_kernels_amx() {
   return kernels;
 }
 
+const Bf16Kernels& bf16_kernels_amx() {
+  static const Bf16Kernels kernels = make_bf16_amx_kernels<PlainTiles>();
+  return kernels;
+}
+
 namespace {
 
 TEST(AmxOnPlainTiles, IsWhatThisProgramMultipliesWith) {
   if (!supports_isa(Isa::amx)) GTEST_SKIP() << "below the tiles, the amx path needs VNNI, and PARE_ISA may say no";
   EXPECT_EQ(int8_kernels(Isa::amx).begin_task, &PlainTiles::configure);
+  EXPECT_EQ(bf16_kernels_amx().begin_task, &PlainTiles::configure);
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
-// The tile operations of int8_amx_kernels.h as plain loops over 8 tiles of 16 x 64 bytes. With them the amx path's
+// The tile operations of amx_tiles.h as plain loops over 8 tiles of 16 x 64 bytes. With them the amx path's
 // source runs on any CPU.
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
@@ -63,6 +64,30 @@ struct PlainTiles {
       }
       std::memcpy(sum[m].data(), sums, 64);
     }
+  }
+  template <int kSum, int kRows, int kPanel>
+  static void dot_bf16() {
+    const auto& rows = tile(kRows);
+    const auto& panel = tile(kPanel);
+    auto& sum = tile(kSum);
+    float factors[32][16];  // B[i / 2][2 n + i % 2] indexed by i and n
+    for (int i = 0; i < 32; ++i) {
+      for (int n = 0; n < 16; ++n) factors[i][n] = normal_bf16(&panel[i / 2][4 * n + i % 2 * 2]);
+    }
+    for (int m = 0; m < 16; ++m) {
+      float sums[16];
+      std::memcpy(sums, sum[m].data(), 64);
+      for (int i = 0; i < 32; ++i) {
+        const float value = normal_bf16(&rows[m][2 * i]);
+        for (int n = 0; n < 16; ++n) sums[n] += value * factors[i][n];
+      }
+      std::memcpy(sum[m].data(), sums, 64);
+    }
+  }
+  // A subnormal operand counts as zero.
+  static float normal_bf16(const uint8_t* bytes) {
+    const uint32_t bits = (static_cast<uint32_t>(bytes[0]) | static_cast<uint32_t>(bytes[1]) << 8) << 16;
+    return (bits & 0x7f800000) == 0 ? 0.0f : std::bit_cast<float>(bits);
   }
 };
 
