@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
@@ -68,7 +69,9 @@ TEST(Bf16Parts, PartsOfARowAddUpToItExactly) {
           // Below, bfloat16 has no bits left: the smallest subnormal is 2^-133.
           const double lost = static_cast<double>(value) - parts[0] - parts[1] - parts[2];
           ASSERT_LE(std::abs(lost), 0x1p-134) << value << " row " << r << ", " << k;
-          if (std::abs(value) >= 0x1p-100f) ASSERT_EQ(lost, 0.0) << value;
+          if (std::abs(value) >= 0x1p-100f) {
+            ASSERT_EQ(lost, 0.0) << value;
+          }
           if (std::abs(value) < 0x1.FEp127f) {  // others would round to infinity
             ASSERT_LE(std::abs(static_cast<double>(value) - parts[0]), 0x1p-8 * std::abs(value)) << value;
           }
