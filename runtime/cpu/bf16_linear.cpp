@@ -19,6 +19,7 @@
 #include "runtime/cpu/divide_up.h"
 #include "runtime/cpu/packed_linear.h"
 #include "runtime/cpu/team.h"
+#include "runtime/system/aligned_memory.h"
 #include "runtime/system/first_exception.h"
 
 namespace pare::runtime {

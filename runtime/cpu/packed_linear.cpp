@@ -8,6 +8,7 @@
 
 #include "runtime/cpu/divide_up.h"
 #include "runtime/cpu/share_panels.h"
+#include "runtime/system/aligned_memory.h"
 #include "runtime/system/first_exception.h"
 
 namespace pare::runtime {
@@ -110,7 +111,7 @@ std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeig
       packed->pack_quantized(std::get<QuantizedWeight>(weights.weight), weights.name, part);
     }
     if (!weights.bias_O.empty()) {
-      part.bias = allocate_aligned(part.num_panels * kPanel * 4);
+      part.bias = allocate_weights(part.num_panels * kPanel * 4);
       std::memcpy(part.bias.get(), weights.bias_O.data(), weights.bias_O.size() * 4);
     }
     packed->num_out_ += part.num_out;
@@ -143,7 +144,7 @@ void CpuPackedLinear::pack_dense(const DenseWeight& weight, const std::string& n
   }
   part.panel_bytes = layout.num_k * unit.num_bytes / unit.num_k;
   part.layout = add_layout(std::move(layout));
-  part.lines = allocate_aligned(part.num_panels * part.panel_bytes + kLineSlack);
+  part.lines = allocate_weights(part.num_panels * part.panel_bytes + kLineSlack);
   const int64_t at_once = part.panels_at_once();
   FirstException error;
 #pragma omp parallel for schedule(static)

@@ -19,7 +19,7 @@
 #include "runtime/cpu/panels.h"
 #include "runtime/engine/backend.h"
 #include "runtime/format/linear_weights.h"
-#include "runtime/system/aligned_memory.h"
+#include "runtime/system/weight_memory.h"
 
 namespace pare::runtime {
 
@@ -82,11 +82,11 @@ class CpuPackedLinear final : public PackedLinear {
     int64_t first_panel = 0;  // first panel in the stack
     int64_t num_panels = 0;
     int64_t num_groups = 1;
-    size_t layout = 0;                        // index into layouts_
-    bool takes_digits = false;                // decode multiplies it by the digits of x (digit_kernels.h)
-    int64_t panel_bytes = 0;                  // the lines of one panel
-    int64_t panel_scale_bytes = 0;            // num_groups * kPanel * bytes of a scale
-    AlignedBytes lines, scales, zeros, bias;  // all but lines may be null
+    size_t layout = 0;                       // index into layouts_
+    bool takes_digits = false;               // decode multiplies it by the digits of x (digit_kernels.h)
+    int64_t panel_bytes = 0;                 // the lines of one panel
+    int64_t panel_scale_bytes = 0;           // num_groups * kPanel * bytes of a scale
+    WeightBytes lines, scales, zeros, bias;  // all but lines may be null
 
     // The panels that share their lines: of a column panel, or one.
     int64_t panels_at_once() const { return order == PanelOrder::columns ? panels_of_column(format) : 1; }

@@ -227,9 +227,9 @@ QuantizedPanels pack_panels(const QuantizedWeight& weight, const std::string& na
   const UnitShape unit = unit_shape(panels.format);
   panels.panel_bytes = panels.num_k * unit.num_bytes / unit.num_k;
   panels.panel_scale_bytes = panels.num_groups * kPanel * scale_bytes(panels.scale_format);
-  panels.lines = allocate_aligned(panels.num_panels * panels.panel_bytes + kLineSlack);
-  panels.scales = allocate_aligned(panels.num_panels * panels.panel_scale_bytes);
-  if (!weight.symmetric) panels.zeros = allocate_aligned(panels.num_panels * panels.num_groups * kPanel);
+  panels.lines = allocate_weights(panels.num_panels * panels.panel_bytes + kLineSlack);
+  panels.scales = allocate_weights(panels.num_panels * panels.panel_scale_bytes);
+  if (!weight.symmetric) panels.zeros = allocate_weights(panels.num_panels * panels.num_groups * kPanel);
   const int64_t at_once = panels.by_columns ? unit.num_k : 1;  // panels that share their lines
   FirstException error;
 #pragma omp parallel for schedule(static)

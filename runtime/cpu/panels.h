@@ -10,7 +10,7 @@
 
 #include "runtime/cpu/kernels/linear_kernels.h"
 #include "runtime/format/linear_weights.h"
-#include "runtime/system/aligned_memory.h"
+#include "runtime/system/weight_memory.h"
 
 namespace pare::runtime {
 
@@ -25,12 +25,12 @@ struct QuantizedPanels {
   int64_t num_out = 0;
   int64_t num_panels = 0;
   int64_t num_groups = 1;
-  int64_t group_len = 0;              // positions
-  int64_t num_k = 0;                  // num_groups * group_len
-  int64_t panel_bytes = 0;            // the lines of one panel
-  int64_t panel_scale_bytes = 0;      // num_groups * kPanel * bytes of a scale
-  std::vector<int32_t> column_of_k;   // [num_k]
-  AlignedBytes lines, scales, zeros;  // zeros: null if symmetric
+  int64_t group_len = 0;             // positions
+  int64_t num_k = 0;                 // num_groups * group_len
+  int64_t panel_bytes = 0;           // the lines of one panel
+  int64_t panel_scale_bytes = 0;     // num_groups * kPanel * bytes of a scale
+  std::vector<int32_t> column_of_k;  // [num_k]
+  WeightBytes lines, scales, zeros;  // zeros: null if symmetric
   // A table4 has its code's values here; codes of fewer bits repeat them.
   std::array<float, kTableValues> values = {};
 

@@ -33,6 +33,8 @@ namespace {
 
 constexpr int kNumChains = 4;
 constexpr int kTilePanels = 3;
+// Into L2: on a Granite Rapids, decode of 8 bits reads 25 GB/s with prefetches into L1 and 32 with these, and of bf16 28
+// and 31.
 constexpr int64_t kPrefetchBytes = 8192;
 
 // The 2:4 format whose kept values are those of the dense format Values.
@@ -120,7 +122,7 @@ void gemv_run(const PanelRun& run, const float* x, int64_t x_stride, const float
       }
       for (int64_t u = 0; u < units_per_group; ++u) {
         for (int64_t line = 0; line < kBytes; line += 64) {
-          _mm_prefetch(reinterpret_cast<const char*>(bytes + kPrefetchBytes + line), _MM_HINT_T0);
+          _mm_prefetch(reinterpret_cast<const char*>(bytes + kPrefetchBytes + line), _MM_HINT_T1);
         }
         if constexpr (kTwoOfFour) {
           add_unit_of_kept<Format, kRows, kHasZeros>(bytes, x_k, x_stride, zero, chain);
