@@ -31,9 +31,6 @@ constexpr int64_t kTaskTiles = 8;
 // Tasks with fewer tiles than this read the strips too often, so the rows are divided first.
 constexpr int64_t kFewTiles = 4;
 constexpr int64_t kTasksPerThread = 2;
-// Splitting weights into parts takes longer than fewer rows save. Weights of one part pay from the first row on that
-// decode leaves over (bench_linear, 8 and 32 rows).
-constexpr int64_t kMinRowsOfParts = 64;
 constexpr int64_t kTileOuts = kBf16TilePanels * kPanel;
 constexpr int64_t kStripSums = kBf16StripRows * kTileOuts;
 // Below this many multiply-adds, another thread costs more than it saves.
@@ -120,14 +117,6 @@ CpuPackedLinear::Bf16Plan CpuPackedLinear::bf16_plan(const Part& part, int64_t g
   const bool has_whole_groups = part.num_groups == 1 || (group_len % kBf16TileK == 0 && group_len <= kBlockK);
   if (num_parts > 1 && has_codes && has_whole_groups) return {.num_parts = 1, .scales_apart = true};
   return {.num_parts = num_parts};
-}
-
-// True if so many rows are multiplied by matrix instructions.
-bool CpuPackedLinear::takes_bf16(int64_t num_rows) const {
-  if (bf16_kernels_ == nullptr) return false;
-  return num_rows >= kMinRowsOfParts || std::all_of(parts_.begin(), parts_.end(), [&](const Part& part) {
-           return bf16_plan(part, layouts_[part.layout].group_len).num_parts == 1;
-         });
 }
 
 // Positions of a block: whole groups, where one fits into it.

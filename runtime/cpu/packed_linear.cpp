@@ -251,7 +251,7 @@ void CpuPackedLinear::multiply_outputs(const float* x_RI, int64_t num_rows, int6
     gemv(x_RI, num_rows, range, y, y_stride, /*is_few=*/false);
   } else if (is_step && rows <= kernels_->max_few_rows && parts_.front().order != PanelOrder::columns) {
     gemv(x_RI, num_rows, range, y, y_stride, /*is_few=*/true);
-  } else if (takes_bf16(rows)) {
+  } else if (bf16_kernels_ != nullptr) {
     gemm_bf16(x_RI, num_rows, range, y, y_stride);
   } else {
     gemm(x_RI, num_rows, range, y, y_stride);

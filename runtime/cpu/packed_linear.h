@@ -176,7 +176,6 @@ class CpuPackedLinear final : public PackedLinear {
     float* y = nullptr;     // of the first row and the range's first output
     int64_t y_stride = 0;
   };
-  bool takes_bf16(int64_t num_rows) const;
   static Bf16Plan bf16_plan(const Part& part, int64_t group_len);
   static int64_t bf16_block_k(const InputLayout& layout);
   void gemm_bf16(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride) const;

@@ -1,16 +1,16 @@
 // Products of float32 rows with weights as sums of bfloat16 parts, on matrix instructions that multiply bfloat16 and
 // add in float32. They are as exact as float32 FMAs, at several times their speed.
 //
-// PARTS. A float32 is the sum of three bfloat16, exactly: its nearest one, that of the rest, and what is left then
-// (8 bits and a sign each, where 24 are needed). Weights take as many parts as their bits need: one for bfloat16 and
-// codes of up to 8 bits, up to three for float32. Scales are multiplied into the sums of each group where its codes are
-// multiplied by themselves, or else into the weights. A product adds all pairs of parts whose places add up to at most two. The
-// pairs left out are below 2^-26 of the product, while a float32 product rounds by up to 2^-24. The parts are those of
-// Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision
-// Computations" (2019), section III.
+// PARTS. A float32 is the sum of three bfloat16, exactly: of an input its nearest one, that of the rest, and what is
+// left then; of a weight its upper 8 bits, the next 8 and the last. Weights take as many parts as their bits need: one
+// for bfloat16 and codes of up to 8 bits, up to three for float32. Scales are multiplied into the sums of each group
+// where its codes are multiplied by themselves, or else into the weights. A product adds all pairs of parts whose
+// places add up to at most two. The pairs left out are below 2^-23 of the product in all, and mostly far below: float32
+// rounds each sum by 2^-24. The parts are those of Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial
+// Intelligence Datatype For Higher-Precision Computations" (2019), section III.
 //
-// A part below 2^-126 counts as zero. A row or weight that is infinite or NaN has one part, so that the product is not
-// finite either.
+// A part below 2^-126 counts as zero. An input that is infinite or NaN has one part. Its products are not finite.
+// Equal weights give equal bits in any dense type, since parts of zero add nothing.
 //
 // LAYOUT. A strip holds up to 32 rows of x: for each 32 positions, and each part, a tile of 16 rows x 32 values of the
 // first 16 rows, then one of the others if there are more than 16. Weights of a panel stand in tiles as well: for each

@@ -41,6 +41,14 @@ inline __m512i take_part(__m512& value) {
   return part;
 }
 
+// The same without rounding: cuts off the lower half. Three parts hold 24 bits that way as well, and what is infinite
+// leaves NaN.
+inline __m512i cut_part(__m512& value) {
+  const __m512i part = _mm512_and_si512(_mm512_castps_si512(value), _mm512_set1_epi32(kUpperHalf));
+  value = _mm512_sub_ps(value, _mm512_castsi512_ps(part));
+  return part;
+}
+
 // Writes 32 positions of a row: its line in each part's tile.
 inline void store_row(__m512 first, __m512 second, uint8_t* line, int64_t part_bytes) {
 #pragma GCC unroll 3
@@ -109,8 +117,8 @@ void split_bf16_weights(const float* w, int64_t w_stride, int64_t num_k, int num
     __m512 even = _mm512_loadu_ps(w + k * w_stride);
     __m512 odd = _mm512_loadu_ps(w + (k + 1) * w_stride);
     for (int part = 0; part < num_parts; ++part) {
-      const __m512i low = _mm512_srli_epi32(take_part(even), 16);
-      _mm512_store_si512(tiles + part * part_bytes, _mm512_or_si512(low, take_part(odd)));
+      const __m512i low = _mm512_srli_epi32(cut_part(even), 16);
+      _mm512_store_si512(tiles + part * part_bytes, _mm512_or_si512(low, cut_part(odd)));
     }
   }
 }
