@@ -17,9 +17,9 @@
 #include "runtime/cpu/kernels/digit_kernels.h"
 #include "runtime/cpu/kernels/linear_kernels.h"
 #include "runtime/cpu/panels.h"
+#include "runtime/cpu/weight_memory.h"
 #include "runtime/engine/backend.h"
 #include "runtime/format/linear_weights.h"
-#include "runtime/system/weight_memory.h"
 
 namespace pare::runtime {
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "runtime/cpu/kernels/linear_kernels.h"
+#include "runtime/cpu/weight_memory.h"
 #include "runtime/format/linear_weights.h"
-#include "runtime/system/weight_memory.h"
 
 namespace pare::runtime {
 

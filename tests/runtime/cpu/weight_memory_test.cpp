@@ -1,4 +1,4 @@
-#include "runtime/system/weight_memory.h"
+#include "runtime/cpu/weight_memory.h"
 
 #include <gtest/gtest.h>
 
