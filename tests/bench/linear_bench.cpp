@@ -1,6 +1,6 @@
 // Packed linears in the shapes of SmolLM2-135M: decode (one row) in GB/s and as a share of the memory-read roof,
-// prefill (many rows) in GFLOP/s and as a share of the roof (FMA or AMX). Roofs are measured in the same run; every figure is
-// the best of several rounds, since other processes only ever slow one down.
+// prefill (many rows) in GFLOP/s and as a share of the roof (FMA or AMX). Roofs are measured in the same run; every
+// figure is the best of several rounds, since other processes only ever slow one down.
 //
 //   bench_linear [threads [rows of prefill [isa]]]
 //

@@ -6,7 +6,7 @@
 //   load<T>(p, stride)       16 rows of 64 bytes, `stride` bytes apart
 //   store<T>(p, stride)
 //   dot_int8<C, A, B>()      C[m][n] += sum over i < 64 of A[m][i] * B[i / 4][4 n + i % 4]: int32 += int8 * int8
-//   dot_bf16<C, A, B>()      C[m][n] += sum over i < 32 of A[m][i] * B[i / 2][2 n + i % 2]: float += bfloat16 * bfloat16
+//   dot_bf16<C, A, B>()      C[m][n] += sum over i < 32 of A[m][i] * B[i / 2][2 n + i % 2]: float32 += bf16 * bf16
 //
 // Products of bfloat16 are exact, and sums round to nearest. Subnormal operands and results count as zero (Intel SDM
 // volume 2, TDPBSSD and TDPBF16PS). tests/runtime/cpu/plain_tiles.h has the same operations as plain loops.

@@ -33,8 +33,8 @@ namespace {
 
 constexpr int kNumChains = 4;
 constexpr int kTilePanels = 3;
-// Into L2: on a Granite Rapids, decode of 8 bits reads 25 GB/s with prefetches into L1 and 32 with these, and of bf16 28
-// and 31.
+// Into L2: on a Granite Rapids, decode of 8 bits reads 25 GB/s with prefetches into L1 and 32 with these, and of bf16
+// 28 and 31.
 constexpr int64_t kPrefetchBytes = 8192;
 
 // The 2:4 format whose kept values are those of the dense format Values.
