@@ -5,9 +5,10 @@ usage: bench_llama.py PARE MODEL [--llama-bench PROGRAM] [--threads N] [--rounds
                       [--folder FOLDER] [--text WINDOWS.npy]
 
 MODEL is a dense checkpoint. Its quantized forms are made once in FOLDER (default models/bench-llama/NAME). Ours have
-groups of 32 and heads of 8 bits, as llama.cpp's. The programs take turns within a round, each with its own way to wait;
-the table has medians. A model without a tokenizer gets an invented one, since llama.cpp wants a vocabulary. With
---text, the table also has the perplexity of each of our modes, since rounded inputs cost some.
+groups of 32 and heads of 8 bits, as llama.cpp's; W8A8 has a scale for each channel and token. The programs take turns
+within a round, each with its own way to wait; the table has medians. A model without a tokenizer gets an invented one,
+since llama.cpp wants a vocabulary. With --text, the table also has the perplexity of each of our modes, since rounded
+inputs cost some.
 """
 import argparse
 import json
@@ -20,7 +21,7 @@ import sys
 
 RECIPES = {
     "w8": "{bits: 8, group_size: 32, fit: false}",
-    "w8a8": "{bits: 8, group_size: 32, fit: false, activations: int8}",
+    "w8a8": "{bits: 8, group_size: -1, fit: false, activations: int8}",
     "w4": "{bits: 4, group_size: 32, fit: false}",
 }
 HEAD = "head: {bits: 8, group_size: 32}\n"
@@ -29,7 +30,7 @@ ROWS = [
     ("bf16", "bf16", None, "exact"),
     ("8 bits", "q8_0", "w8", "exact"),
     ("8 bits, --activations int8", "q8_0", "w8", "int8"),
-    ("8 bits, W8A8 in the artifact", "q8_0", "w8a8", "exact"),
+    ("8 bits, W8A8 by channel and token", "q8_0", "w8a8", "exact"),
     ("4 bits", "q4_0", "w4", "exact"),
     ("4 bits, --activations int8", "q4_0", "w4", "int8"),
 ]
