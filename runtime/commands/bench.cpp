@@ -243,8 +243,9 @@ std::string to_text(const BenchResult& result) {
   for (const std::string& kernel : result.kernels) text << ' ' << kernel;
   text << '\n';
   if (result.activations != "exact") {
-    text << "activations " << result.activations << ": inputs of weights of 4 and 8 bits are rounded, which changes "
-         << "what the model says (pare eval --activations " << result.activations << ")\n";
+    text << "activations " << result.activations << ": inputs of "
+         << (result.activations == "bf16" ? "linears" : "weights of 4 and 8 bits")
+         << " are rounded, which changes what the model says (pare eval --activations " << result.activations << ")\n";
   }
   text << "prefill     " << result.options.prefill_tokens << " tokens: " << speed(result.prefill_tokens_per_second)
        << '\n';

@@ -176,18 +176,21 @@ OptionSpec activations_option() {
           .default_value = std::string(activation_mode_name(ActivationMode::exact)),
           .help =
               "exact: inputs stay as the model's files say; int8: rounds those of weights of 4 and 8 bits to 8 bits as "
-              "they come, with a scale for each token and group of weights, which is faster and less exact (cpu only)",
+              "they come, with a scale for each token and group of weights; bf16: rounds inputs to bfloat16, as "
+              "frameworks do; both are less exact, and faster where the processor has instructions for them (cpu only)",
           .choices = {std::begin(kActivationModes), std::end(kActivationModes)}};
 }
 ActivationMode activations_of(const Arguments& arguments) {
   const ActivationMode mode = parse_activation_mode(arguments.text("activations"));
   if (mode != ActivationMode::exact && device_of(arguments) != ComputeDevice::cpu) {
-    throw WrongUsage("--activations int8 needs --device cpu: the kernels of other devices do not round groups");
+    throw WrongUsage("--activations " + std::string(activation_mode_name(mode)) +
+                     " needs --device cpu: the kernels of other devices do not round inputs so");
   }
   return mode;
 }
 std::string event_of(ActivationMode mode) {
-  return "inputs of weights of 4 and 8 bits were rounded while the model ran: --activations " +
+  const char* const inputs = mode == ActivationMode::bf16 ? "inputs of linears" : "inputs of weights of 4 and 8 bits";
+  return std::string(inputs) + " were rounded while the model ran: --activations " +
          std::string(activation_mode_name(mode));
 }
 

@@ -151,9 +151,8 @@ void CpuPackedLinear::multiply_bf16_rows(size_t layout_index, const float* x_RI,
       divide(num_strips, num_tiles, threads == 1 ? 1 : kTasksPerThread * std::clamp<int64_t>(worthwhile, 1, threads));
   const int64_t padded_k = round_up(layout.num_k, kBf16TileK);
   thread_local Scratch of_rows;
-  auto* const strips =
-      reinterpret_cast<uint8_t*>(of_rows.reserve(num_strips * kBf16StripRows * padded_k * 2 * kInputParts));
-  const int64_t strip_bytes = kBf16StripRows * padded_k * 2 * kInputParts;
+  const int64_t strip_bytes = padded_k * bf16_strip_bytes(kBf16StripRows, input_parts());
+  auto* const strips = reinterpret_cast<uint8_t*>(of_rows.reserve(num_strips * strip_bytes));
   FirstException error;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
@@ -193,7 +192,9 @@ void CpuPackedLinear::multiply_bf16_rows(size_t layout_index, const float* x_RI,
 // Packs the parts of up to 32 rows.
 void CpuPackedLinear::pack_bf16_rows(const InputLayout& layout, const float* x_RI, int64_t num_rows,
                                      uint8_t* strip) const {
-  if (layout.column_of_k.empty()) return pack_bf16_strip(x_RI, num_in_, num_rows, layout.num_k, strip);
+  if (layout.column_of_k.empty()) {
+    return pack_bf16_strip(x_RI, num_in_, num_rows, layout.num_k, input_parts(), strip);
+  }
   thread_local Scratch scratch;
   float* const x = scratch.reserve_floats(num_rows * layout.num_k);
   for (int64_t r = 0; r < num_rows; ++r) {
@@ -202,7 +203,7 @@ void CpuPackedLinear::pack_bf16_rows(const InputLayout& layout, const float* x_R
       x[r * layout.num_k + k] = column < 0 ? 0.0f : x_RI[r * num_in_ + column];
     }
   }
-  pack_bf16_strip(x, layout.num_k, num_rows, layout.num_k, strip);
+  pack_bf16_strip(x, layout.num_k, num_rows, layout.num_k, input_parts(), strip);
 }
 
 void CpuPackedLinear::multiply_bf16_task(const Bf16Task& task, const PanelRange& range) const {
@@ -229,7 +230,7 @@ void CpuPackedLinear::multiply_bf16_task(const Bf16Task& task, const PanelRange&
     for (int64_t strip = 0; strip < num_strips; ++strip) {
       const int64_t row = strip * kBf16StripRows;
       const int64_t rows = std::min(kBf16StripRows, task.num_rows - row);
-      Bf16Strip of_strip{.x = task.strips + strip * task.strip_bytes + begin_k * bf16_strip_bytes(rows),
+      Bf16Strip of_strip{.x = task.strips + strip * task.strip_bytes + begin_k * bf16_strip_bytes(rows, input_parts()),
                          .num_rows = rows,
                          .begins = begin_k == 0,
                          .ends = ends,
@@ -248,7 +249,8 @@ void CpuPackedLinear::multiply_bf16_task(const Bf16Task& task, const PanelRange&
 
 // Adds the products of a strip and a tile at the positions of a block to their sums. The last block's go to y.
 void CpuPackedLinear::multiply_bf16_strip(const Bf16Strip& strip, const Bf16Tile& tile) const {
-  const auto& kernels = bf16_kernels_->multiply[strip.num_rows > 16];
+  const auto& of_inputs = has_bf16_input_ ? bf16_kernels_->multiply_rounded : bf16_kernels_->multiply;
+  const auto& kernels = of_inputs[strip.num_rows > 16];
   const StripOutputs outputs(strip.y + tile.first_out, strip.y_stride, strip.num_rows, tile.num_outs);
   const bool writes_y = strip.ends && outputs.is_whole();
   float* const dst = writes_y ? strip.y + tile.first_out : strip.sums;
@@ -280,7 +282,7 @@ void CpuPackedLinear::multiply_bf16_strip(const Bf16Strip& strip, const Bf16Tile
       start = strip.sums;
       start_stride = kTileOuts;
       for (const uint8_t*& panel : panels.panels) panel += group_tiles * kBf16TileBytes;
-      x += group_tiles * kBf16TileK * bf16_strip_bytes(strip.num_rows);
+      x += group_tiles * kBf16TileK * bf16_strip_bytes(strip.num_rows, input_parts());
     }
   }
   if (strip.ends && !writes_y) outputs.write(strip.sums);

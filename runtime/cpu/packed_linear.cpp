@@ -90,11 +90,16 @@ std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeig
   packed->num_threads_ = num_threads;
   packed->num_in_ = parts[0].num_in();
   packed->input_ = parts[0].input;
+  packed->has_bf16_input_ = parts[0].has_bf16_input;
   for (const LinearWeights& weights : parts) {
     if (weights.num_out() <= 0 || weights.num_in() <= 0 || weights.num_in() != packed->num_in_) {
       throw std::invalid_argument("linear '" + weights.name + "': expected " + std::to_string(packed->num_in_) +
                                   " inputs, as '" + parts[0].name + "' has, found [" +
                                   std::to_string(weights.num_out()) + ", " + std::to_string(weights.num_in()) + "]");
+    }
+    if (weights.has_bf16_input != packed->has_bf16_input_) {
+      throw std::invalid_argument("linear '" + weights.name + "': expected inputs in bfloat16 as those of '" +
+                                  parts[0].name + "', or both exact");
     }
     if (!weights.bias_O.empty() && static_cast<int64_t>(weights.bias_O.size()) != weights.num_out()) {
       throw std::invalid_argument("bias of '" + weights.name + "': expected " + std::to_string(weights.num_out()) +
@@ -227,7 +232,8 @@ std::string CpuPackedLinear::kernel_name() const {
   std::string text = "matmul_";
   for (size_t i = 0; i < names.size(); ++i) text += (i == 0 ? "" : "+") + names[i];
   if (parts_.front().order == PanelOrder::columns) text += "_columns";
-  return text + "_" + (input_.is_plain() ? "a32" : input_format_name(input_)) + "_" + std::string(isa_name(isa_));
+  const std::string input = !input_.is_plain() ? input_format_name(input_) : has_bf16_input_ ? "abf16" : "a32";
+  return text + "_" + input + "_" + std::string(isa_name(isa_));
 }
 
 int CpuPackedLinear::num_threads() const {
@@ -247,7 +253,14 @@ void CpuPackedLinear::multiply_outputs(const float* x_RI, int64_t num_rows, int6
   if (num_rows == 0 || num_outs == 0) return;
   if (parts_.front().order == PanelOrder::columns) count_zeros(x_RI, num_rows);
   const int64_t rows = std::max(num_rows, batch_rows);
-  if (rows <= kernels_->max_gemv_rows) {
+  const bool is_decode = rows <= kernels_->max_gemv_rows;
+  thread_local Scratch rounded;
+  if (has_bf16_input_ && (is_decode || bf16_kernels_ == nullptr)) {
+    float* const x = rounded.reserve_floats(num_rows * num_in_);
+    for (int64_t i = 0; i < num_rows * num_in_; ++i) x[i] = bf16_to_float(float_to_bf16(x_RI[i]));
+    x_RI = x;
+  }
+  if (is_decode) {
     gemv(x_RI, num_rows, range, y, y_stride, /*is_few=*/false);
   } else if (is_step && rows <= kernels_->max_few_rows && parts_.front().order != PanelOrder::columns) {
     gemv(x_RI, num_rows, range, y, y_stride, /*is_few=*/true);

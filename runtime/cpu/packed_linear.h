@@ -176,6 +176,7 @@ class CpuPackedLinear final : public PackedLinear {
     float* y = nullptr;     // of the first row and the range's first output
     int64_t y_stride = 0;
   };
+  int input_parts() const { return has_bf16_input_ ? 1 : kInputParts; }
   static Bf16Plan bf16_plan(const Part& part, int64_t group_len);
   static int64_t bf16_block_k(const InputLayout& layout);
   void gemm_bf16(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride) const;
@@ -207,6 +208,7 @@ class CpuPackedLinear final : public PackedLinear {
   int64_t num_in_ = 0;
   int64_t num_panels_ = 0;
   InputFormat input_;
+  bool has_bf16_input_ = false;
   std::vector<Part> parts_;
   std::vector<InputLayout> layouts_;
   // InputZeros
@@ -217,9 +219,10 @@ class CpuPackedLinear final : public PackedLinear {
 // Packs linears that share their input, stacked along O in the given order; each may have its own precision. A 2:4
 // weight of bf16, f16, int8 or int4 is packed as its kept values alone (packed_format); other patterns are packed with
 // their zeros. A single linear with sparse inputs is packed in column panels, if its format has them and is not 2:4.
-// num_threads <= 0: OpenMP decides at each call. The CPU must support `isa`.
-// Throws std::invalid_argument if parts is empty or disagree in num_in, or if a 2:4 weight keeps more than two of four.
-// Also throws it if a dense type is not F32, F16 or BF16, or if its bytes or the bias do not fit the shape. Throws what
+// Inputs in bfloat16 are rounded by the products, on AMX at no cost. num_threads <= 0: OpenMP decides at each call. The
+// CPU must support `isa`.
+// Throws std::invalid_argument if parts is empty or disagree in num_in or has_bf16_input, or if a 2:4 weight keeps more
+// than two of four. Also throws it if a dense type is not F32, F16 or BF16, or if its bytes or the bias do not fit the shape. Throws what
 // validate() throws for a quantized weight.
 std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeights> parts, int num_threads = 0);
 

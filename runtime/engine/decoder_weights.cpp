@@ -69,7 +69,7 @@ class Packer {
       if (change_) change_(parts.back());
       if (i < rows.size() && !rows[i].empty()) parts.back() = rows_in_order(parts.back(), rows[i]);
     }
-    if (change_) settle_groups(parts);
+    if (change_) settle_inputs(parts);
     std::unique_ptr<PackedLinear> packed = backend_.pack(parts);
     for (const LinearDescription& linear : linears) checkpoint_.drop_pages(linear);
     return packed;

@@ -110,6 +110,9 @@ struct LinearWeights {
   // True if many of x are expected to be zeros, after ReLU or by a sparsity threshold. Backends then lay W out so that
   // decoding reads no column whose input is zero.
   bool has_sparse_input = false;
+  // True if x, which `input` leaves as it is, is rounded to the nearest bfloat16 before the product. Kernels of the CPU
+  // alone do so, for all linears that are packed together or none (activation_mode.h).
+  bool has_bf16_input = false;
 
   int64_t num_out() const {
     return std::visit([](const auto& w) { return w.num_out; }, weight);

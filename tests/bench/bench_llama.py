@@ -28,11 +28,13 @@ HEAD = "head: {bits: 8, group_size: 32}\n"
 # Title, llama.cpp's type, our artifact (none: the dense model), --activations.
 ROWS = [
     ("bf16", "bf16", None, "exact"),
+    ("bf16, --activations bf16", "bf16", None, "bf16"),
     ("8 bits", "q8_0", "w8", "exact"),
     ("8 bits, --activations int8", "q8_0", "w8", "int8"),
     ("8 bits, W8A8 by channel and token", "q8_0", "w8a8", "exact"),
     ("4 bits", "q4_0", "w4", "exact"),
     ("4 bits, --activations int8", "q4_0", "w4", "int8"),
+    ("4 bits, --activations bf16", "q4_0", "w4", "bf16"),
 ]
 
 

@@ -14,7 +14,7 @@ namespace pare::runtime {
 namespace {
 
 // kRowTiles is 1 or 2, for up to 16 or 32 rows.
-template <class Tiles, int kRowTiles, int kParts>
+template <class Tiles, int kRowTiles, int kParts, int kPartsOfInput = kInputParts>
 void bf16_amx_tile(const uint8_t* strip, const Bf16Panels& weights, int64_t num_tiles, const float* start,
                    int64_t start_stride, float* sums, int64_t sums_stride) {
   constexpr int64_t kPanelFloats = 16;
@@ -43,7 +43,7 @@ void bf16_amx_tile(const uint8_t* strip, const Bf16Panels& weights, int64_t num_
       Tiles::template load<6>(panel_0 + part * weights.part_bytes, kAmxRowBytes);
       Tiles::template load<7>(panel_1 + part * weights.part_bytes, kAmxRowBytes);
 #pragma GCC unroll 3
-      for (int input_part = 0; input_part < kInputParts - part; ++input_part) {
+      for (int input_part = 0; input_part < (kPartsOfInput == 1 ? 1 : kPartsOfInput - part); ++input_part) {
         Tiles::template load<4>(strip + input_part * kPartBytes, kAmxRowBytes);
         Tiles::template dot_bf16<0, 4, 6>();
         Tiles::template dot_bf16<1, 4, 7>();
@@ -56,7 +56,7 @@ void bf16_amx_tile(const uint8_t* strip, const Bf16Panels& weights, int64_t num_
     }
     panel_0 += kAmxTileBytes;
     panel_1 += kAmxTileBytes;
-    strip += kInputParts * kPartBytes;
+    strip += kPartsOfInput * kPartBytes;
   }
   float* const lower = sums + kAmxTileRows * sums_stride;
   Tiles::template store<0>(sums, sums_stride * 4);
@@ -82,6 +82,8 @@ template <class Tiles>
 Bf16Kernels make_bf16_amx_kernels() {
   return {{{bf16_amx_tile<Tiles, 1, 1>, bf16_amx_tile<Tiles, 1, 2>, bf16_amx_tile<Tiles, 1, 3>},
            {bf16_amx_tile<Tiles, 2, 1>, bf16_amx_tile<Tiles, 2, 2>, bf16_amx_tile<Tiles, 2, 3>}},
+          {{bf16_amx_tile<Tiles, 1, 1, 1>, bf16_amx_tile<Tiles, 1, 2, 1>, bf16_amx_tile<Tiles, 1, 3, 1>},
+           {bf16_amx_tile<Tiles, 2, 1, 1>, bf16_amx_tile<Tiles, 2, 2, 1>, bf16_amx_tile<Tiles, 2, 3, 1>}},
           Tiles::configure,
           Tiles::release,
           bf16_amx_roof<Tiles>,

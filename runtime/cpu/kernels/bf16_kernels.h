@@ -12,6 +12,9 @@
 // A part below 2^-126 counts as zero. An input that is infinite or NaN has one part. Its products are not finite.
 // Equal weights give equal bits in any dense type, since parts of zero add nothing.
 //
+// INPUTS IN BFLOAT16. Where a mode rounds inputs (activation_mode.h) they have one part, and products are those of that
+// part alone.
+//
 // LAYOUT. A strip holds up to 32 rows of x: for each 32 positions, and each part, a tile of 16 rows x 32 values of the
 // first 16 rows, then one of the others if there are more than 16. Weights of a panel stand in tiles as well: for each
 // 32 positions, 16 lines of 2 positions x 16 outputs, as in packed panels of bf16 (linear_kernels.h). Their parts are
@@ -33,8 +36,8 @@ inline constexpr int64_t kBf16TilePanels = 2;  // panels that a kernel multiplie
 inline constexpr int64_t kBf16TileBytes = 1024;
 
 // The bytes of a strip for one position of all its rows.
-constexpr int64_t bf16_strip_bytes(int64_t num_rows) {
-  return (num_rows <= 16 ? 16 : 32) * 2 * kInputParts;
+constexpr int64_t bf16_strip_bytes(int64_t num_rows, int input_parts) {
+  return (num_rows <= 16 ? 16 : 32) * 2 * input_parts;
 }
 
 // Tiles of weights: part p of panel i is the run of tiles from panels[i] + p * part_bytes on.
@@ -49,9 +52,10 @@ using Bf16Kernel = void (*)(const uint8_t* strip, const Bf16Panels& weights, int
                             int64_t start_stride, float* sums, int64_t sums_stride);
 
 struct Bf16Kernels {
-  Bf16Kernel multiply[2][kMaxWeightParts];  // [more than 16 rows][parts of a weight - 1]
-  void (*begin_task)();                     // on each thread, before its first product
-  void (*end_task)();                       // after its last one
+  Bf16Kernel multiply[2][kMaxWeightParts];          // [more than 16 rows][parts of a weight - 1]
+  Bf16Kernel multiply_rounded[2][kMaxWeightParts];  // the same for inputs of one part
+  void (*begin_task)();                             // on each thread, before its first product
+  void (*end_task)();                               // after its last one
   // Runs num_rounds rounds of flops_per_round operations in registers, as exact as those of float32.
   void (*roof)(int64_t num_rounds);
   int64_t flops_per_round;
@@ -59,8 +63,10 @@ struct Bf16Kernels {
 
 // The following need AVX-512.
 
-// Packs positions [0, num_k) of up to 32 rows. What is missing of a tile is zero.
-void pack_bf16_strip(const float* x, int64_t x_stride, int64_t num_rows, int64_t num_k, uint8_t* strip);
+// Packs positions [0, num_k) of up to 32 rows, as kInputParts parts, or as the nearest bfloat16 alone, ties to even.
+// What is missing of a tile is zero.
+void pack_bf16_strip(const float* x, int64_t x_stride, int64_t num_rows, int64_t num_k, int input_parts,
+                     uint8_t* strip);
 
 // Splits the weights of one panel into tiles of num_parts parts: w[k * w_stride + lane] for k < num_k, which is a
 // multiple of 32. Part p begins at tiles + p * part_bytes.

@@ -49,12 +49,23 @@ inline __m512i cut_part(__m512& value) {
   return part;
 }
 
+// Returns the nearest bfloat16 of each lane, ties to even, as the upper half of a lane.
+inline __m512i nearest(__m512 value) {
+  const __m512i bits = _mm512_castps_si512(value);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+  return _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x00400000));
+}
+
 // Writes 32 positions of a row: its line in each part's tile.
+template <int kParts>
 inline void store_row(__m512 first, __m512 second, uint8_t* line, int64_t part_bytes) {
 #pragma GCC unroll 3
-  for (int part = 0; part < kInputParts; ++part) {
-    const __m256i low = _mm512_cvtepi32_epi16(_mm512_srli_epi32(take_part(first), 16));
-    const __m256i high = _mm512_cvtepi32_epi16(_mm512_srli_epi32(take_part(second), 16));
+  for (int part = 0; part < kParts; ++part) {
+    const __m256i low = _mm512_cvtepi32_epi16(_mm512_srli_epi32(kParts == 1 ? nearest(first) : take_part(first), 16));
+    const __m256i high =
+        _mm512_cvtepi32_epi16(_mm512_srli_epi32(kParts == 1 ? nearest(second) : take_part(second), 16));
     _mm512_store_si512(line + part * part_bytes, _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
   }
 }
@@ -90,9 +101,8 @@ void expand_codes(const PanelRun& run, int64_t begin_k, int64_t end_k, uint8_t* 
   }
 }
 
-}  // namespace
-
-void pack_bf16_strip(const float* x, int64_t x_stride, int64_t num_rows, int64_t num_k, uint8_t* strip) {
+template <int kParts>
+void pack_strip_of(const float* x, int64_t x_stride, int64_t num_rows, int64_t num_k, uint8_t* strip) {
   const int64_t padded_rows = num_rows <= kTileRows ? kTileRows : 2 * kTileRows;
   const int64_t part_bytes = padded_rows * kRowBytes;
   for (int64_t k = 0; k < num_k; k += kBf16TileK) {
@@ -104,10 +114,17 @@ void pack_bf16_strip(const float* x, int64_t x_stride, int64_t num_rows, int64_t
         first = _mm512_maskz_loadu_ps(first_mask, x_k);
         if (second_mask != 0) second = _mm512_maskz_loadu_ps(second_mask, x_k + 16);
       }
-      store_row(first, second, strip + r * kRowBytes, part_bytes);
+      store_row<kParts>(first, second, strip + r * kRowBytes, part_bytes);
     }
-    strip += kInputParts * part_bytes;
+    strip += kParts * part_bytes;
   }
+}
+
+}  // namespace
+
+void pack_bf16_strip(const float* x, int64_t x_stride, int64_t num_rows, int64_t num_k, int input_parts,
+                     uint8_t* strip) {
+  (input_parts == 1 ? pack_strip_of<1> : pack_strip_of<kInputParts>)(x, x_stride, num_rows, num_k, strip);
 }
 
 void split_bf16_weights(const float* w, int64_t w_stride, int64_t num_k, int num_parts, uint8_t* tiles,

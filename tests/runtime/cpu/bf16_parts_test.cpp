@@ -60,8 +60,8 @@ TEST(Bf16Parts, PartsOfARowAddUpToItExactly) {
     for (int64_t num_k : {4, 16, 20, 32, 44, 96}) {
       const std::vector<float> x = floats_of_all_sizes(num_rows * num_k, static_cast<uint32_t>(num_rows));
       const int64_t padded_k = (num_k + 31) / 32 * 32;
-      const AlignedBytes strip = allocate_aligned(bf16_strip_bytes(num_rows) * padded_k);
-      pack_bf16_strip(x.data(), num_k, num_rows, num_k, reinterpret_cast<uint8_t*>(strip.get()));
+      const AlignedBytes strip = allocate_aligned(bf16_strip_bytes(num_rows, kInputParts) * padded_k);
+      pack_bf16_strip(x.data(), num_k, num_rows, num_k, kInputParts, reinterpret_cast<uint8_t*>(strip.get()));
       for (int64_t r = 0; r < (num_rows > 16 ? 32 : 16); ++r) {
         for (int64_t k = 0; k < padded_k; ++k) {
           const float value = r < num_rows && k < num_k ? x[r * num_k + k] : 0.0f;
@@ -89,8 +89,8 @@ TEST(Bf16Parts, WhatIsNotFiniteHasOnePart) {
   x[4] = -kInfinity;
   x[20] = kNan;
   x[21] = nan_of_low_bits;
-  const AlignedBytes strip = allocate_aligned(bf16_strip_bytes(1) * 32);
-  pack_bf16_strip(x.data(), 32, 1, 32, reinterpret_cast<uint8_t*>(strip.get()));
+  const AlignedBytes strip = allocate_aligned(bf16_strip_bytes(1, kInputParts) * 32);
+  pack_bf16_strip(x.data(), 32, 1, 32, kInputParts, reinterpret_cast<uint8_t*>(strip.get()));
   EXPECT_EQ(parts_of(strip.get(), 1, 0, 3), (std::vector<float>{kInfinity, 0.0f, 0.0f}));
   EXPECT_EQ(parts_of(strip.get(), 1, 0, 4), (std::vector<float>{-kInfinity, 0.0f, 0.0f}));
   EXPECT_EQ(parts_of(strip.get(), 1, 0, 5), (std::vector<float>{1.5f, 0.0f, 0.0f}));

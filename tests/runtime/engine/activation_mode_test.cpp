@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 
+#include "runtime/cpu/packed_linear.h"
 #include "tests/expect_error.h"
 #include "tests/runtime/cpu/plain_int8.h"
 #include "tests/runtime/cpu/plain_linear.h"
@@ -118,12 +119,80 @@ TEST(ActivationMode, SharedInputsAreRoundedForAllOrNone) {
   std::vector<LinearWeights> parts = {plain::random_weights({4, DType::BF16, 32}, 16, 64, false, 3).weights,
                                       plain::random_weights({3, DType::BF16, 32}, 16, 64, false, 4).weights};
   for (LinearWeights& part : parts) change_of(ActivationMode::int8)(part);
-  settle_groups(parts);
+  settle_inputs(parts);
   EXPECT_TRUE(parts[0].input.is_plain() && parts[1].input.is_plain());
   parts[1] = parts[0];
   for (LinearWeights& part : parts) change_of(ActivationMode::int8)(part);
-  settle_groups(parts);
+  settle_inputs(parts);
   EXPECT_EQ(parts[0].input.range, InputRange::block);
+}
+
+// The oracle rounds x itself, and multiplies in double.
+TEST(ActivationMode, Bf16RoundsInputsOfAllLinears) {
+  const Format formats[] = {{16, DType::BF16},   {16, DType::F16},     {32, DType::F32},
+                            {4, DType::F16, 32}, {3, DType::BF16, 64}, {8, DType::F32, kPerChannel, false}};
+  constexpr int64_t kRows[] = {1, 2, 4, 5, 17, 70};
+  for (const Format& format : formats) {
+    const int64_t num_in = 192, num_out = 50;
+    plain::OwnedWeights owned = plain::random_weights(format, num_out, num_in, true, 3);
+    ASSERT_TRUE(rounds_to_bf16(owned.weights)) << format.name();
+    change_of(ActivationMode::bf16)(owned.weights);
+    const std::vector<float> x = plain::random_x(70, num_in, 5);
+    std::vector<float> rounded = x;
+    for (float& value : rounded) value = bf16_to_float(float_to_bf16(value));
+    ASSERT_NE(rounded, x);
+    const plain::PlainWeights weights = plain::plain_weights({&owned.weights, 1});
+    const plain::Expected expected = plain::multiply_plainly(weights, rounded, 70);
+    const plain::Expected unrounded = plain::multiply_plainly(weights, x, 70);
+    for (const Isa isa : kIsas) {
+      if (!supports_isa(isa)) continue;
+      const auto packed = pack_linear(isa, {&owned.weights, 1}, 2);
+      EXPECT_NE(packed->kernel_name().find(kBf16InputName), std::string::npos);
+      for (const int64_t num_rows : kRows) {
+        EXPECT_EQ(plain::multiply_and_compare(*packed, expected, x, num_rows), "")
+            << format.name() << " " << isa_name(isa) << " R " << num_rows;
+        EXPECT_NE(plain::multiply_and_compare(*packed, unrounded, x, num_rows), "") << "nothing was rounded";
+      }
+    }
+  }
+}
+
+TEST(ActivationMode, Bf16LeavesOutWhatIsRoundedOtherwise) {
+  LinearWeights weights = plain::random_weights({16, DType::BF16}, 16, 64, false, 3).weights;
+  EXPECT_TRUE(rounds_to_bf16(weights));
+  weights.has_sparse_input = true;
+  EXPECT_FALSE(rounds_to_bf16(weights));
+  weights.has_sparse_input = false;
+  weights.input.type = InputType::int8;
+  EXPECT_FALSE(rounds_to_bf16(weights));
+
+  std::vector<LinearWeights> parts(2, plain::random_weights({16, DType::BF16}, 16, 64, false, 3).weights);
+  for (LinearWeights& part : parts) change_of(ActivationMode::bf16)(part);
+  settle_inputs(parts);
+  EXPECT_TRUE(parts[0].has_bf16_input && parts[1].has_bf16_input);
+  parts[1].has_bf16_input = false;
+  EXPECT_THROW(pack_linear(Isa::avx2, parts), std::invalid_argument);
+  settle_inputs(parts);
+  EXPECT_FALSE(parts[0].has_bf16_input);
+}
+
+// A whole model differs from the exact one, but not by more than bfloat16 explains.
+TEST(ActivationMode, Bf16ChangesAModelALittle) {
+  const Checkpoint checkpoint = Checkpoint::open(family_path("llama_gqa_untied"));
+  const auto backend = make_cpu_backend(detect_isa(), 1);
+  EXPECT_NO_THROW(require_activations(checkpoint, ActivationMode::bf16));
+  Transformer exact = load_in_mode(checkpoint, *backend, {}, ActivationMode::exact);
+  Transformer rounded = load_in_mode(checkpoint, *backend, {}, ActivationMode::bf16);
+  const std::vector<int32_t> tokens = {1, 5, 9, 3, 7, 2, 8, 4};
+  const std::vector<float> a = prefill_logits(exact, tokens, 1), b = prefill_logits(rounded, tokens, 1);
+  double difference = 0.0, size = 0.0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
+    size += std::pow(static_cast<double>(a[i]), 2);
+  }
+  EXPECT_GT(difference, 0.0);
+  // Each of some ten roundings on the way through a block moves values by at most 2^-9, and blocks are few.
+  EXPECT_LT(std::sqrt(difference / size), 20 * 0x1p-9);
 }
 
 TEST(ActivationMode, IsRefusedForModelsWithoutSuchLinears) {
@@ -139,6 +208,8 @@ TEST(ActivationMode, IsRefusedForModelsWithoutSuchLinears) {
   const Checkpoint encoder = Checkpoint::open(std::filesystem::path(kSourceFolder) / "tests/golden/encoders/bert_tiny");
   expect_error<std::invalid_argument>([&] { require_activations(encoder, ActivationMode::int8); },
                                       {"predict tokens", "embeddings"});
+  expect_error<std::invalid_argument>([&] { require_activations(encoder, ActivationMode::bf16); },
+                                      {"--activations bf16", "embeddings"});
   EXPECT_THROW(parse_activation_mode("int4"), std::invalid_argument);
 }
 
