@@ -222,8 +222,8 @@ class CpuPackedLinear final : public PackedLinear {
 // Inputs in bfloat16 are rounded by the products, on AMX at no cost. num_threads <= 0: OpenMP decides at each call. The
 // CPU must support `isa`.
 // Throws std::invalid_argument if parts is empty or disagree in num_in or has_bf16_input, or if a 2:4 weight keeps more
-// than two of four. Also throws it if a dense type is not F32, F16 or BF16, or if its bytes or the bias do not fit the shape. Throws what
-// validate() throws for a quantized weight.
+// than two of four. Also throws it if a dense type is not F32, F16 or BF16, or if its bytes or the bias do not fit the
+// shape. Throws what validate() throws for a quantized weight.
 std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeights> parts, int num_threads = 0);
 
 }  // namespace pare::runtime
