@@ -81,7 +81,7 @@ def invented_tokenizer(size):
 
 
 def with_tokenizer(model, folder):
-    """The model, or a folder of links to its files beside an invented tokenizer."""
+    """The model, or a folder with its files, weights by links, beside an invented tokenizer."""
     if (model / "tokenizer.json").exists():
         return model
     named = folder / "model"
@@ -90,7 +90,11 @@ def with_tokenizer(model, folder):
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir(parents=True)
         for file in model.iterdir():
-            (made / file.name).symlink_to(file.resolve())
+            # Other files that lie outside of a model's folder are refused, since results hold copies of them.
+            if file.suffix == ".safetensors":
+                (made / file.name).symlink_to(file.resolve())
+            else:
+                shutil.copy(file, made)
         size = json.loads((model / "config.json").read_text())["vocab_size"]
         (made / "tokenizer.json").write_text(json.dumps(invented_tokenizer(size)))
         made.rename(named)
