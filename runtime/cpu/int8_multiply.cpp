@@ -342,6 +342,7 @@ class RowBlock {
     for (int64_t p = 0; p < tiles_.panels; ++p) scales[p] = finishes[p < num_panels ? p : 0].scales;
     const int64_t num_groups = end_group - begin_group;
     const Int8Groups groups{.strip = strip(row, begin_group * padded_len_),
+                            .num_rows = std::min<int64_t>(tiles_.rows, num_rows_ - row),
                             .panels = lines,
                             .scales = scales,
                             .scale_format = run_.scale_format,

@@ -76,6 +76,24 @@ void amx_tile(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k,
   }
 }
 
+template <class Tiles, int kRowTiles>
+void amx_groups(const Int8Groups& groups) {
+  constexpr int64_t kOuts = 2 * kPanel;
+  alignas(64) int32_t sums[kInt8GroupsAtOnce * kMaxInt8TileRows * kOuts];
+  const uint8_t* panels[2] = {groups.panels[0], groups.panels[1]};
+  const uint8_t* strip = groups.strip;
+  for (int64_t first = 0; first < groups.num_groups; first += kInt8GroupsAtOnce) {
+    const int64_t left = groups.num_groups - first, count = left < kInt8GroupsAtOnce ? left : kInt8GroupsAtOnce;
+    for (int64_t i = 0; i < count; ++i) {
+      amx_tile<Tiles, kRowTiles>(strip, panels, groups.num_k, false, nullptr, sums + i * kMaxInt8TileRows * kOuts,
+                                 kOuts);
+      strip += groups.num_k * kRowTiles * kAmxTileRows;
+      for (const uint8_t*& panel : panels) panel += groups.num_k * kPanel;
+    }
+    add_int8_groups(groups, sums, first, count);
+  }
+}
+
 // Makes the amx path from another path's kernels, which serve few rows, widening and finishing.
 template <class Tiles>
 Int8Kernels make_amx_kernels(const Int8Kernels& base) {
@@ -92,6 +110,7 @@ Int8Kernels make_amx_kernels(const Int8Kernels& base) {
   tiles.strip = pack_amx_strip;
   for (int rows = 0; rows < 2 * kAmxTileRows; ++rows) {
     tiles.tile[rows] = rows < kAmxTileRows ? amx_tile<Tiles, 1> : amx_tile<Tiles, 2>;
+    tiles.groups[rows] = rows < kAmxTileRows ? amx_groups<Tiles, 1> : amx_groups<Tiles, 2>;
   }
   kernels.tiles_int8 = kernels.tiles_int4 = tiles;
   kernels.begin_task = Tiles::configure;

@@ -130,9 +130,11 @@ using Int8TileKernel = void (*)(const uint8_t* strip, const uint8_t* const* pane
                                 const int32_t* starts, int32_t* acc, int64_t acc_stride);
 
 // Groups of a register tile, of rows without zeros, whose sums become totals before they leave the registers. Tiles
-// that write their sums for a finish take 1.6 times as long at groups of 64 (avx2).
+// that write their sums for a finish take 1.6 times as long at groups of 64 (avx2). Tiles of amx have to write them, but
+// several groups at once join the totals.
 struct Int8Groups {
-  const uint8_t* strip;          // of the first group; the others follow it
+  const uint8_t* strip;  // of the first group; the others follow it
+  int64_t num_rows;
   const uint8_t* const* panels;  // as for a tile, of the first group; the others follow it
   const uint8_t* const* scales;  // of each panel, of the first group; a line of 16 for each group
   ScaleFormat scale_format;
@@ -146,6 +148,11 @@ struct Int8Groups {
   int64_t totals_stride;
 };
 using Int8GroupsKernel = void (*)(const Int8Groups& groups);
+
+// Adds `count` groups, at most kInt8GroupsAtOnce, from `first` on to the totals of a tile of two panels. Group i's sums
+// stand in sums[i * kMaxInt8TileRows * 32 + r * 32 + o]. It has no starts. Needs AVX-512.
+inline constexpr int kInt8GroupsAtOnce = 4;
+void add_int8_groups(const Int8Groups& groups, const int32_t* sums, int64_t first, int64_t count);
 
 // Turns the sums of one panel and num_rows rows into totals or outputs.
 using Int8FinishKernel = void (*)(const int32_t* acc, int64_t acc_stride, int64_t num_rows, const PanelFinish& finish);

@@ -474,6 +474,33 @@ Int8Tiles make_tiles() {
   return tiles;
 }
 
+template <int kCount>
+void add_groups(const Int8Groups& groups, const int32_t* sums, int64_t first) {
+  constexpr int64_t kOuts = 2 * kPanel;
+  const bool is_first = groups.is_first_group && first == 0;
+  for (int64_t p = 0; p < 2; ++p) {
+    __m512 scales[kCount];
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; ++i) {
+      scales[i] = load_values(groups.scale_format, groups.scales[p] + (first + i) * line_bytes(groups.scale_format));
+    }
+    float* totals = groups.totals + p * kPanel;
+    const int32_t* sums_r = sums + p * kPanel;
+    const float* of_row = groups.group_scales ? groups.group_scales + first : nullptr;
+    for (int64_t r = 0; r < groups.num_rows; ++r, totals += groups.totals_stride, sums_r += kOuts) {
+      __m512 total = is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(totals);
+#pragma GCC unroll 4
+      for (int i = 0; i < kCount; ++i) {
+        const __m512 scale = of_row ? _mm512_mul_ps(scales[i], _mm512_set1_ps(of_row[i])) : scales[i];
+        const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums_r + i * kMaxInt8TileRows * kOuts));
+        total = _mm512_fmadd_ps(sum, scale, total);
+      }
+      _mm512_storeu_ps(totals, total);
+      if (of_row) of_row += groups.group_scales_stride;
+    }
+  }
+}
+
 Int8Kernels make_kernels() {
   Int8Kernels kernels{};
   kernels.name = "vnni";
@@ -495,6 +522,12 @@ Int8Kernels make_kernels() {
 }
 
 }  // namespace
+
+void add_int8_groups(const Int8Groups& groups, const int32_t* sums, int64_t first, int64_t count) {
+  constexpr void (*kKernels[])(const Int8Groups&, const int32_t*, int64_t) = {add_groups<1>, add_groups<2>,
+                                                                              add_groups<3>, add_groups<4>};
+  kKernels[count - 1](groups, sums, first);
+}
 
 const Int8Kernels& int8_kernels_vnni() {
   static const Int8Kernels kernels = make_kernels();
