@@ -130,8 +130,8 @@ using Int8TileKernel = void (*)(const uint8_t* strip, const uint8_t* const* pane
                                 const int32_t* starts, int32_t* acc, int64_t acc_stride);
 
 // Groups of a register tile, of rows without zeros, whose sums become totals before they leave the registers. Tiles
-// that write their sums for a finish take 1.6 times as long at groups of 64 (avx2). Tiles of amx have to write them, but
-// several groups at once join the totals.
+// that write their sums for a finish take 1.6 times as long at groups of 64 (avx2). Tiles of amx have to write them,
+// but several groups at once join the totals.
 struct Int8Groups {
   const uint8_t* strip;  // of the first group; the others follow it
   int64_t num_rows;
