@@ -26,6 +26,8 @@ namespace pare::runtime {
 namespace {
 
 constexpr int64_t kBlockRows = 512;
+// Where every thread has rows of its own, as those of experts, each keeps less memory.
+constexpr int64_t kBlockRowsOfThread = 128;
 constexpr int64_t kBlockK = 192;  // a strip's parts take 36 KiB of 48 KiB of L1
 constexpr int64_t kTaskTiles = 8;
 // Tasks with fewer tiles than this read the strips too often, so the rows are divided first.
@@ -127,7 +129,7 @@ int64_t CpuPackedLinear::bf16_block_k(const InputLayout& layout) {
 
 void CpuPackedLinear::gemm_bf16(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y,
                                 int64_t y_stride) const {
-  const int64_t num_blocks = divide_up(num_rows, kBlockRows);
+  const int64_t num_blocks = divide_up(num_rows, omp_in_parallel() ? kBlockRowsOfThread : kBlockRows);
   const int64_t block_rows = round_up(divide_up(num_rows, num_blocks), kBf16StripRows);
   for (int64_t row = 0; row < num_rows; row += block_rows) {
     const int64_t rows = std::min(block_rows, num_rows - row);
@@ -265,19 +267,17 @@ void CpuPackedLinear::multiply_bf16_strip(const Bf16Strip& strip, const Bf16Tile
     const float* const raw = strip.begins ? nullptr : strip.sums;
     kernels[0](strip.x, tile.panels, divide_up(strip.num_k, kBf16TileK), raw, kTileOuts, strip.sums, kTileOuts);
     if (strip.ends) {
-      add_scaled_bf16_sums(strip.sums, writes_y ? strip.num_rows : kBf16StripRows, tile.scales, tile.bias, 0, dst,
-                           dst_stride);
+      add_scaled_bf16_sums(strip.sums, strip.num_rows, tile.scales, tile.bias, 0, dst, dst_stride);
     }
   } else {
     alignas(64) float raw[kStripSums];
-    const int64_t padded_rows = strip.num_rows > 16 ? 32 : 16;
     const int64_t group_tiles = strip.num_k / tile.num_groups / kBf16TileK;
     Bf16Panels panels = tile.panels;
     const uint8_t* x = strip.x;
     for (int64_t group = 0; group < tile.num_groups; ++group) {
       kernels[0](x, panels, group_tiles, nullptr, 0, raw, kTileOuts);
       const bool is_last = group + 1 == tile.num_groups;
-      add_scaled_bf16_sums(raw, padded_rows, tile.scales + group * kTileOuts, start, start_stride,
+      add_scaled_bf16_sums(raw, strip.num_rows, tile.scales + group * kTileOuts, start, start_stride,
                            is_last ? dst : strip.sums, is_last ? dst_stride : kTileOuts);
       start = strip.sums;
       start_stride = kTileOuts;
