@@ -138,7 +138,8 @@ void set_general_keys(const Checkpoint& checkpoint, const GgufFormat& format, Dr
   }
 }
 
-// A model may stop at several tokens; a GGUF file names one eos, and one that ends a turn.
+// A model may stop at several tokens. A GGUF file names one eos, one that ends a turn (eot) and one that ends a message
+// (eom), and llama.cpp stops at each of them.
 void set_stop_tokens(const ModelDescription& model, GgufTokenizer& tokenizer, std::vector<std::string>& notes) {
   const auto id_of = [&](const char* role) {
     const auto found = std::ranges::find(tokenizer.roles, role, &std::pair<std::string, int64_t>::first);
@@ -148,10 +149,13 @@ void set_stop_tokens(const ModelDescription& model, GgufTokenizer& tokenizer, st
   std::vector<int32_t> stops = model.stop_tokens;
   if (id_of("eos") < 0 && !stops.empty()) tokenizer.roles.emplace_back("eos", stops.front());
   std::erase(stops, static_cast<int32_t>(id_of("eos")));
-  if (!stops.empty()) tokenizer.roles.emplace_back("eot", stops.front());
-  if (stops.size() < 2) return;
+  size_t num_named = 0;
+  for (const char* role : {"eot", "eom"}) {
+    if (num_named < stops.size()) tokenizer.roles.emplace_back(role, stops[num_named++]);
+  }
+  if (num_named == stops.size()) return;
   std::string ids;
-  for (size_t i = 1; i < stops.size(); ++i) ids += (i == 1 ? "" : ", ") + std::to_string(stops[i]);
+  for (size_t i = num_named; i < stops.size(); ++i) ids += (i == num_named ? "" : ", ") + std::to_string(stops[i]);
   notes.push_back("texts end with more tokens than a GGUF file names: of the ids, " + ids + " are left out");
 }
 

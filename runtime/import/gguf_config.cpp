@@ -61,6 +61,19 @@ void set_ends(const GgufFile& file, Json& config) {
   }
 }
 
+// Returns the tokens that end a text. As in llama.cpp, eot and eom end one as eos does, and ids beyond the vocabulary
+// are no tokens.
+std::vector<int64_t> end_tokens(const GgufFile& file) {
+  std::vector<int64_t> ends;
+  if (const auto eos = token(file, "eos")) ends.push_back(*eos);
+  for (const char* which : {"eot", "eom"}) {
+    const std::optional<int64_t> id = token(file, which);
+    if (!id || *id < 0 || *id >= file.count("tokenizer.ggml.tokens")) continue;
+    if (std::ranges::find(ends, *id) == ends.end()) ends.push_back(*id);
+  }
+  return ends;
+}
+
 // The key is left out if the head size is the width divided by the number of heads.
 int64_t read_head_size(const GgufFile& file, const DecoderFamily& family, const GgufSizes& sizes) {
   const std::string with_latents = key_of(family, "attention.key_length_mla");
@@ -560,6 +573,9 @@ std::string make_gguf_config(const GgufFile& file, const DecoderFamily& family, 
 std::string make_gguf_generation_config(const GgufFile& file) {
   Json config = Json::object();
   set_ends(file, config);
+  const std::vector<int64_t> ends = end_tokens(file);
+  if (ends.size() == 1) config["eos_token_id"] = ends.front();
+  if (ends.size() > 1) config["eos_token_id"] = ends;
   return json_text(config, 2) + "\n";
 }
 

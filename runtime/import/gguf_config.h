@@ -32,7 +32,8 @@ GgufSizes read_gguf_sizes(const GgufFile& file, const DecoderFamily& family);
 // std::invalid_argument for what no config.json of the family says.
 std::string make_gguf_config(const GgufFile& file, const DecoderFamily& family, const GgufSizes& sizes, DType dtype);
 
-// Returns bos_token_id and eos_token_id as generation_config.json holds them.
+// Returns bos_token_id and eos_token_id as generation_config.json holds them. All tokens that end a text stand in the
+// latter: the file's eos, eot and eom.
 std::string make_gguf_generation_config(const GgufFile& file);
 
 // Returns whether a tensor of the file says what config.json says, and is no weight.

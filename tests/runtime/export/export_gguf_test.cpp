@@ -166,6 +166,32 @@ TEST_P(ExportedFamily, ComesBackAsItWas) {
 INSTANTIATE_TEST_SUITE_P(Families, ExportedFamily, testing::ValuesIn(families()),
                          [](const auto& param) { return param.param; });
 
+// A file names three of them.
+TEST(ExportGguf, TokensThatEndTextsComeBack) {
+  TemporaryFolder folder;
+  const fs::path model = folder.path() / "model", out = folder.path() / "out.gguf", again = folder.path() / "again";
+  import_model(kGolden + "gguf/llama_gqa_untied.gguf", model, {});
+  const auto stops_with = [&](const nlohmann::json& ids) {
+    fs::remove(out);
+    fs::remove_all(again);
+    const nlohmann::json generation = {{"eos_token_id", ids}};
+    write_file_atomically(model / "generation_config.json", std::string_view(generation.dump()));
+    const GgufExport result = export_gguf(Checkpoint::open(model), out, format("f32"));
+    import_model(out, again, {});
+    std::vector<int32_t> stops = Checkpoint::open(again).description().stop_tokens;
+    std::ranges::sort(stops);
+    return std::pair(stops, result.notes.size());
+  };
+  const std::vector<int32_t> eos = Checkpoint::open(model).description().eos_tokens;
+  ASSERT_EQ(eos.size(), 1u);
+  std::vector<int32_t> ids = {eos.front(), 20, 21, 22};
+  std::vector<int32_t> named(ids.begin(), ids.begin() + 3);
+  std::ranges::sort(named);
+  EXPECT_EQ(stops_with({eos.front(), 20}).first, (std::vector<int32_t>{std::min(eos.front(), 20), 20}));
+  EXPECT_EQ(stops_with({eos.front(), 20, 21}), std::pair(named, size_t{0}));
+  EXPECT_EQ(stops_with(ids), std::pair(named, size_t{1}));
+}
+
 // --- Codes ---------------------------------------------------------------------------------------------------------
 
 class ExportOfCodes : public testing::Test {

@@ -148,6 +148,23 @@ TEST(ImportGguf, ReadsYarn) {
   expect_refused<std::invalid_argument>(draft, {"'dynamic'", "known: none, linear, llama3, yarn, longrope"});
 }
 
+// llama.cpp ends a text at eos, eot and eom, and takes no id beyond the vocabulary, which has four tokens here.
+TEST(ImportGguf, TextsEndWithTurnsAndMessagesToo) {
+  TemporaryFolder folder;
+  using Ids = std::vector<int32_t>;
+  GgufDraft draft = small_gguf();
+  draft.set_integer("tokenizer.ggml.eot_token_id", 3);
+  EXPECT_EQ(imported(draft, folder).stop_tokens, Ids{3});
+  draft.set_integer("tokenizer.ggml.eos_token_id", 2);
+  EXPECT_EQ(imported(draft, folder).stop_tokens, (Ids{2, 3}));
+  EXPECT_EQ(imported(draft, folder).eos_tokens, Ids{2});
+  draft.set_integer("tokenizer.ggml.eom_token_id", 0);
+  EXPECT_EQ(imported(draft, folder).stop_tokens, (Ids{2, 3, 0}));
+  draft.set_integer("tokenizer.ggml.eot_token_id", 4);
+  draft.set_integer("tokenizer.ggml.eom_token_id", 2);
+  EXPECT_EQ(imported(draft, folder).stop_tokens, Ids{2});
+}
+
 TEST(ImportGguf, ReadsTheExpertsOfQwen3) {
   TemporaryFolder folder;
   GgufDraft draft = small_gguf_of("qwen3moe");
