@@ -54,6 +54,46 @@ constexpr std::string_view kGpt4oPattern =
 constexpr std::string_view kSeedPattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+)"
     R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
+// Qwen2's with marks among the letters, and without contractions.
+constexpr std::string_view kQwen35Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*)"
+    R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kUfakzekaPattern =
+    R"([^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+// Llama 3's with runs of digits of any length, and with runs of spaces by powers of two.
+constexpr std::string_view kMinicpm5Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+    R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kJais2Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+)"
+    R"(|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S))"
+    R"(|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1})";
+constexpr std::string_view kBailingPattern =
+    R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+)";
+constexpr std::string_view kExaoneMoePattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N})"
+    R"(| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+)";
+// GPT-4o's with single digits.
+constexpr std::string_view kYoutuPattern =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+    R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+    R"(|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+// Words, with runs of Han characters for themselves: no letter of a word may be one.
+constexpr std::string_view kKimiPattern = R"(\p{Han}+)"
+                                          R"(|[^\r\n\p{L}\p{N}]?(?:(?!\p{Han})[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])*)"
+                                          R"((?:(?!\p{Han})[\p{Ll}\p{Lm}\p{Lo}\p{M}])+(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+                                          R"(|[^\r\n\p{L}\p{N}]?(?:(?!\p{Han})[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])+)"
+                                          R"((?:(?!\p{Han})[\p{Ll}\p{Lm}\p{Lo}\p{M}])*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+                                          R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kSparkPattern =
+    R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+)"
+    R"(|[\r\n]|\s+(?!\S)|\s+)";
+constexpr std::string_view kThreeDigits = R"(\p{N}{1,3})";
+constexpr std::string_view kHanAndKana = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+";
+constexpr std::string_view kYoutuScripts =
+    "[\uac00-\ud7a3\u3131-\u318e]+"
+    "|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+    "|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+";
 constexpr std::string_view kBloomPattern = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+";
 constexpr std::string_view kDeepseekLetters =
     "\\s?["
@@ -78,8 +118,7 @@ const std::vector<std::pair<std::string_view, PreTokenizerKind>>& known_pre_toke
   constexpr PreTokenizerKind kQwen2 = {kQwen2Pattern, false, true};
   constexpr PreTokenizerKind kTekken = {kTekkenPattern, false, false, true, true};
   constexpr PreTokenizerKind kDbrx = {kLlama3Pattern};
-  constexpr PreTokenizerKind kDeepseek3 = {
-      kDeepseek3Pattern, false, false, false, false, {R"(\p{N}{1,3})", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"}};
+  constexpr PreTokenizerKind kDeepseek3 = {kDeepseek3Pattern, false, false, false, false, {kThreeDigits, kHanAndKana}};
   constexpr PreTokenizerKind kDeepseekCoder = {
       R"(\p{N})", false, false,
       false,      false, {R"([\r\n])", R"(\s?\p{L}+)", R"(\s?\p{P}+)", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"}};
@@ -94,6 +133,21 @@ const std::vector<std::pair<std::string_view, PreTokenizerKind>>& known_pre_toke
   constexpr PreTokenizerKind kSeed = {kSeedPattern};
   constexpr PreTokenizerKind kBloom = {kBloomPattern};
   constexpr PreTokenizerKind kFalcon = {"", false, false, false, false, {}, true};
+  constexpr PreTokenizerKind kQwen2Raw = {kQwen2Pattern};
+  constexpr PreTokenizerKind kQwen35 = {kQwen35Pattern, false, true};
+  constexpr PreTokenizerKind kLines = {kQwen2Pattern, false, false, false, false, {R"([^\n]+|[\n]+)"}};
+  constexpr PreTokenizerKind kUfakzeka = {kUfakzekaPattern};
+  constexpr PreTokenizerKind kMinicpm5 = {kMinicpm5Pattern, false, false, true, false, {kThreeDigits}};
+  constexpr PreTokenizerKind kJais2 = {kJais2Pattern};
+  constexpr PreTokenizerKind kBailing = {kBailingPattern};
+  constexpr PreTokenizerKind kExaoneMoe = {kExaoneMoePattern};
+  constexpr PreTokenizerKind kYoutu = {kYoutuPattern, false, false, true, false, {kYoutuScripts}};
+  constexpr PreTokenizerKind kKimi = {kKimiPattern};
+  constexpr PreTokenizerKind kSpark = {R"(\p{N})", false, false,
+                                       false,      false, {kThreeDigits, kHanAndKana, kSparkPattern}};
+  constexpr PreTokenizerKind kViking = {R"(\p{N})", false, false, false, false, {kBloomPattern}};
+  // Digits in threes from the right.
+  constexpr PreTokenizerKind kTinyAya = {kGpt4oPattern, false, false, false, false, {R"(\d{1,3}(?=(?:\d{3})*\b))"}};
   static const std::vector<std::pair<std::string_view, PreTokenizerKind>> kKnown = {{"default", kGpt2},
                                                                                     {"gpt-2", kGpt2},
                                                                                     {"jais", kGpt2},
@@ -132,7 +186,49 @@ const std::vector<std::pair<std::string_view, PreTokenizerKind>>& known_pre_toke
                                                                                     {"seed-coder", kSeed},
                                                                                     {"bloom", kBloom},
                                                                                     {"gpt3-finnish", kBloom},
-                                                                                    {"exaone4", kGpt2}};
+                                                                                    {"exaone4", kGpt2},
+                                                                                    {"midm-2.0", kLlama3},
+                                                                                    {"lfm2", kLlama3},
+                                                                                    {"jina-v5-nano", kLlama3},
+                                                                                    {"jina-es", kGpt2},
+                                                                                    {"jina-de", kGpt2},
+                                                                                    {"gigachat", kGpt2},
+                                                                                    {"jina-v2-es", kGpt2},
+                                                                                    {"jina-v2-de", kGpt2},
+                                                                                    {"a.x-4.0", kGpt2},
+                                                                                    {"mellum", kGpt2},
+                                                                                    {"modern-bert", kGpt2},
+                                                                                    {"trillion", kGpt2},
+                                                                                    {"granite-docling", kGpt2},
+                                                                                    {"mellum2", kDigits},
+                                                                                    {"f2llmv2", kQwen2},
+                                                                                    {"kormo", kQwen2Raw},
+                                                                                    {"hunyuan", kQwen2Raw},
+                                                                                    {"solar-open", kQwen2Raw},
+                                                                                    {"grok-2", kQwen2Raw},
+                                                                                    {"qwen35", kQwen35},
+                                                                                    {"laguna", kLines},
+                                                                                    {"ufakzeka", kUfakzeka},
+                                                                                    {"minicpm5", kMinicpm5},
+                                                                                    {"jais-2", kJais2},
+                                                                                    {"bailingmoe", kBailing},
+                                                                                    {"bailingmoe2", kBailing},
+                                                                                    {"llada-moe", kBailing},
+                                                                                    {"exaone-moe", kExaoneMoe},
+                                                                                    {"youtu", kYoutu},
+                                                                                    {"kimi-k2", kKimi},
+                                                                                    {"spark2_5", kSpark},
+                                                                                    {"viking", kViking},
+                                                                                    {"tiny_aya", kTinyAya},
+                                                                                    {"cohere2moe", kTinyAya},
+                                                                                    {"hunyuan-dense", kDeepseek3},
+                                                                                    {"joyai-llm", kDeepseek3},
+                                                                                    {"hy_v4", kDeepseek3},
+                                                                                    {"glm5", kGlm4},
+                                                                                    {"kanana2", kGpt4o},
+                                                                                    {"talkie", kGpt4o},
+                                                                                    {"minimax-m2", kGpt4o},
+                                                                                    {"poro-chat", kBloom}};
   return kKnown;
 }
 

@@ -127,7 +127,9 @@ TEST(GgufVocabulary, OtherNamesOfPreTokenizersSplitAsTheirFamiliesDo) {
   merge("a", "b");
   merge("!", "a");
   merge("\u0120", "1");
-  const auto texts = awkward_texts(300, {"1111", "11111", "!ab", "?!ab", " 1111", "\u4e00\u4e8c"});
+  const auto texts =
+      awkward_texts(300, {"1111", "11111", "!ab", "?!ab", " 1111", "\u4e00\u4e8c", "a\u4e00b \u4e8cab", "ab's AB'LL",
+                          "1a11b111", "ab\n\n ab\r\n", "\u0915\u094d\u0937 \u0e01\u0e33", "a    b         ab"});
   const std::map<std::string, std::vector<int32_t>> expected = {{"deepseek-v3", {257, '1'}},  // three digits, one digit
                                                                 {"deepseek-coder", {'1', '1', '1', '1'}},
                                                                 {"falcon", {257, '1'}},
@@ -140,7 +142,27 @@ TEST(GgufVocabulary, OtherNamesOfPreTokenizersSplitAsTheirFamiliesDo) {
                                                                 {"gpt-4o", {257, '1'}},
                                                                 {"seed-coder", {'1', '1', '1', '1'}},
                                                                 {"bloom", {256, 256}},
-                                                                {"exaone4", {256, 256}}};
+                                                                {"exaone4", {256, 256}},
+                                                                {"lfm2", {257, '1'}},
+                                                                {"gigachat", {256, 256}},
+                                                                {"mellum2", {'1', '1', '1', '1'}},
+                                                                {"hunyuan", {'1', '1', '1', '1'}},
+                                                                {"qwen35", {'1', '1', '1', '1'}},
+                                                                {"laguna", {'1', '1', '1', '1'}},
+                                                                {"ufakzeka", {'1', '1', '1', '1'}},
+                                                                {"minicpm5", {257, '1'}},
+                                                                {"jais-2", {257, '1'}},
+                                                                {"bailingmoe2", {'1', '1', '1', '1'}},
+                                                                {"exaone-moe", {'1', '1', '1', '1'}},
+                                                                {"youtu", {'1', '1', '1', '1'}},
+                                                                {"kimi-k2", {257, '1'}},
+                                                                {"spark2_5", {'1', '1', '1', '1'}},
+                                                                {"viking", {'1', '1', '1', '1'}},
+                                                                {"tiny_aya", {'1', 257}},
+                                                                {"hunyuan-dense", {257, '1'}},
+                                                                {"glm5", {257, '1'}},
+                                                                {"minimax-m2", {257, '1'}},
+                                                                {"poro-chat", {256, 256}}};
   for (const auto& [pre, ids] : expected) {
     vocabulary.pre = pre;
     const std::string file = make_tokenizer_json(vocabulary);
