@@ -167,6 +167,11 @@ class Translator {
       out_ += std::islower(static_cast<unsigned char>(c)) != 0 ? "[" : "[^";
       out_ += content;
       out_ += ']';
+    } else if (c == 'b' || c == 'B') {  // between a word's character and none: Oniguruma's words, not PCRE2's
+      const std::string inside = "[" + std::string(kWord) + "]";
+      const bool is_end = c == 'b';
+      out_ += "(?:(?<=" + inside + ")(?" + (is_end ? "!" : "=") + inside + ")|(?<!" + inside + ")(?" +
+              (is_end ? "=" : "!") + inside + "))";
     } else if (std::string_view("AzZ").find(c) != std::string_view::npos) {
       out_ += std::string("\\") + c;
     } else {
