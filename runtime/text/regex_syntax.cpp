@@ -12,7 +12,8 @@ namespace {
 
 // Contents of a character class. \p{Z} with the ASCII controls is exactly White_Space.
 constexpr std::string_view kSpaceClass = R"(\p{Z}\t-\r\x{85})";
-constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
+// Oniguruma counts the superscript digits and fractions of Latin-1 among a word's characters, and no others.
+constexpr std::string_view kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\u00b2\u00b3\u00b9\u00bc-\u00be";
 
 constexpr std::array<std::string_view, 37> kCategories = {
     "L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N",  "Nd", "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe",

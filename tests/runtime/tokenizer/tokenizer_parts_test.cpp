@@ -88,6 +88,7 @@ TEST(Regex, EmptyMatchesDoNotFollowAMatch) {
 // A word has letters, marks, decimal digits and connectors. PCRE2's own \b knows no marks.
 TEST(Regex, WordsEndWhereOnigurumasDo) {
   EXPECT_EQ(matches("\\bab\\b", "ab cab ab_ ab\u0301 (ab) ab"), (std::vector<std::string>{"ab", "ab", "ab"}));
+  EXPECT_EQ(matches("\\w+", "a\u00b2 \u00bc \u2074 \u2460x"), (std::vector<std::string>{"a\u00b2", "\u00bc", "x"}));
   EXPECT_EQ(matches("\\Bab", "ab cab _ab \u0915ab -ab"), (std::vector<std::string>{"ab", "ab", "ab"}));
   EXPECT_EQ(matches("\\d{1,3}(?=(?:\\d{3})*\\b)", "1234567 12 34x"),
             (std::vector<std::string>{"1", "234", "567", "12"}));
