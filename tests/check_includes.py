@@ -40,7 +40,7 @@ MAY_INCLUDE = {
     "runtime/evaluate": {"runtime/system", "runtime/text", "runtime/format", "runtime/files", "runtime/tokenizer",
                          "runtime/chat", "runtime/model", "runtime/engine", "runtime/harness"},
     "runtime/doctor": {"runtime/system", "runtime/format", "runtime/blocks", "runtime/containers", "runtime/files",
-                       "runtime/tokenizer", "runtime/families", "runtime/model"},
+                       "runtime/tokenizer", "runtime/families", "runtime/model", "runtime/import"},
     "runtime/commands": {"runtime/*"},
     "runtime/api": {"runtime/*"},
     "python": {"runtime/api"},

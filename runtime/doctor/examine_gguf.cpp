@@ -8,6 +8,8 @@
 
 #include "runtime/doctor/patient.h"
 #include "runtime/files/gguf.h"
+#include "runtime/import/gguf_config.h"
+#include "runtime/import/import_sources.h"
 #include "runtime/system/interrupt.h"
 
 namespace pare::runtime {
@@ -18,12 +20,16 @@ constexpr const char* kHead = "output.weight";
 constexpr const char* kTokens = "tokenizer.ggml.tokens";
 constexpr int64_t kPieceValues = int64_t{1} << 20;
 
-int64_t num_not_finite(const GgufTensor& tensor) {
+struct Counts {
+  int64_t num_not_finite = 0, num_zero = 0;
+};
+
+Counts count_values(const GgufTensor& tensor) {
   const GgufBlock block = gguf_block(static_cast<uint32_t>(tensor.type));
   const int64_t num_blocks = tensor.num_elements() / block.num_elements;
   const int64_t blocks_at_once = std::max<int64_t>(1, kPieceValues / block.num_elements);
   std::vector<float> values;
-  int64_t number = 0;
+  Counts counts;
   for (int64_t first = 0; first < num_blocks; first += blocks_at_once) {
     const int64_t count = std::min(blocks_at_once, num_blocks - first);
     values.resize(static_cast<size_t>(count * block.num_elements));
@@ -31,9 +37,17 @@ int64_t num_not_finite(const GgufTensor& tensor) {
                        tensor.data.subspan(static_cast<size_t>(first * block.size_bytes),
                                            static_cast<size_t>(count * block.size_bytes)),
                        values);
-    number += std::ranges::count_if(values, [](float value) { return !std::isfinite(value); });
+    counts.num_not_finite += std::ranges::count_if(values, [](float value) { return !std::isfinite(value); });
+    counts.num_zero += std::ranges::count(values, 0.0f);
   }
-  return number;
+  return counts;
+}
+
+// True for the embedding, the head and matrices of blocks. Tables of positions that a model does not use may be zero.
+bool is_multiplied(const GgufTensor& tensor) {
+  const std::string& name = tensor.name;
+  if (tensor.shape.size() < 2 || !name.ends_with(".weight")) return false;
+  return name == kEmbedding || name == kHead || name.starts_with("blk.");
 }
 
 class GgufExam {
@@ -42,18 +56,30 @@ class GgufExam {
 
   void look_at_values(const std::function<void(int64_t, int64_t)>& progress) {
     Finding finding{.illness = Illness::weight_not_finite};
-    double number = 0.0;
+    Finding zeros{.illness = Illness::weight_zero, .certainty = Certainty::likely};
+    double number = 0.0, num_zero = 0.0;
     int64_t num_done = 0;
     const auto num_tensors = static_cast<int64_t>(file_.tensors().size());
     if (progress) progress(0, num_tensors);
     for (const auto& [name, tensor] : file_.tensors()) {
       throw_if_interrupted();
-      const int64_t found = num_not_finite(tensor);
+      const Counts found = count_values(tensor);
       file_.drop_pages(tensor);
       if (progress) progress(++num_done, num_tensors);
-      if (found == 0) continue;
+      if (is_multiplied(tensor) && found.num_zero == tensor.num_elements()) {
+        zeros.concerned.push_back(name);
+        num_zero += static_cast<double>(found.num_zero);
+      }
+      if (found.num_not_finite == 0) continue;
       finding.concerned.push_back(name);
-      number += static_cast<double>(found);
+      number += static_cast<double>(found.num_not_finite);
+    }
+    if (!zeros.concerned.empty()) {
+      zeros.what = std::to_string(static_cast<int64_t>(num_zero)) + " values are 0, all that there are, in " +
+                   count_text(zeros.concerned.size(), "tensor");
+      zeros.figures = {{"values", num_zero}, {"tensors", static_cast<double>(zeros.concerned.size())}};
+      zeros.advice = "fetch the file again: a layer of zeros gives nothing";
+      findings_.push_back(std::move(zeros));
     }
     if (finding.concerned.empty()) return;
     finding.what = std::to_string(static_cast<int64_t>(number)) + " weights are NaN or infinite in " +
@@ -89,6 +115,32 @@ class GgufExam {
          .figures = {{"layers_of_config", static_cast<double>(*said)},
                      {"layers_of_tensors", static_cast<double>(last + 1)}},
          .advice = is_beyond ? "convert the original again" : "fetch the whole file, and all its parts"});
+  }
+
+  // Reads the file as the import does, without its weights: whatever no finding explains must be found by who opens it.
+  void open_as_readers_do() {
+    const std::filesystem::path path = file_.paths().front();
+    bool is_known = false;
+    try {
+      find_gguf_family(file_);
+      is_known = true;
+      read_gguf_model(path, std::nullopt);
+    } catch (const Interrupted&) {
+      throw;
+    } catch (const std::invalid_argument& error) {
+      // Nothing speaks against a file whose architecture pare does not know.
+      findings_.push_back({.illness = Illness::refused_config,
+                           .certainty = is_known ? Certainty::likely : Certainty::information,
+                           .concerned = {path.filename().string()},
+                           .what = std::string("pare does not run this model: ") + error.what(),
+                           .advice = "see the message"});
+    } catch (const std::runtime_error& error) {
+      findings_.push_back(
+          {.illness = Illness::shape_contradicts_config,
+           .concerned = {path.filename().string()},
+           .what = std::string("the metadata and the tensors are not those of one model: ") + error.what(),
+           .advice = "convert the original again"});
+    }
   }
 
   void look_at_embedding() {
@@ -145,7 +197,7 @@ class GgufExam {
            .figures = {{"tokens", static_cast<double>(*num_tokens)}, {"rows", static_cast<double>(num_rows)}},
            .advice = "convert the original again, with its own tokenizer"});
     }
-    for (const char* const name : {"bos", "eos"}) {
+    for (const char* const name : {"bos", "eos", "eot", "eom"}) {
       const std::string key = std::string("tokenizer.ggml.") + name + "_token_id";
       std::optional<int64_t> id;
       failure_of([&] { id = file_.integer(key); });
@@ -183,6 +235,9 @@ int64_t examine_gguf(const std::filesystem::path& path, std::vector<Finding>& fi
   exam.look_at_layers();
   exam.look_at_embedding();
   exam.look_at_values(progress);
+  const bool is_healthy =
+      std::ranges::none_of(findings, [](const Finding& finding) { return finding.certainty == Certainty::certain; });
+  if (is_healthy) exam.open_as_readers_do();
   return static_cast<int64_t>(file->tensors().size());
 }
 

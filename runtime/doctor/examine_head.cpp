@@ -30,10 +30,10 @@ void compare_tied(const Patient& patient, const std::vector<std::string>& tensor
   std::vector<std::string> equal, different;
   double num_bytes = 0.0;
   for (const std::string& name : tensors) {
-    const TensorView& own = *patient.table.find(name);
+    const TensorView own = patient.table.tensor(name);
     const std::string part = name.substr(model.head.name.size());
-    const TensorView* const shared = patient.table.find(model.embedding_name + part);
-    const bool is_equal = shared != nullptr && are_equal(own, *shared);
+    const bool is_equal = patient.table.find(model.embedding_name + part) != nullptr &&
+                          are_equal(own, patient.table.tensor(model.embedding_name + part));
     (is_equal ? equal : different).push_back(patient.stored_name(name));
     if (is_equal) num_bytes += static_cast<double>(own.data.size());
   }
@@ -53,12 +53,13 @@ void compare_tied(const Patient& patient, const std::vector<std::string>& tensor
                       "tie_word_embeddings is true, and the head has a weight of its own: programs differ in which "
                       "they take",
                   .advice = "say tie_word_embeddings: false"};
-  const TensorView *const own = patient.table.find(model.head.name + ".weight"), *const shared = patient.table.find(
-                                                                                     model.embedding_name + ".weight");
+  const std::string head = model.head.name + ".weight", embedding = model.embedding_name + ".weight";
+  const TensorView *const own = patient.table.find(head), *const shared = patient.table.find(embedding);
   const bool are_comparable = own != nullptr && shared != nullptr && is_float_dtype(own->dtype) &&
                               is_float_dtype(shared->dtype) && own->shape == shared->shape;
   if (are_comparable) {
-    finding.figures.push_back({"relative_difference", relative_difference(floats_of(*own), floats_of(*shared))});
+    finding.figures.push_back({"relative_difference", relative_difference(floats_of(patient.table.tensor(head)),
+                                                                          floats_of(patient.table.tensor(embedding)))});
   }
   set_tie(patient, false, finding.repair);
   findings.push_back(std::move(finding));
@@ -77,8 +78,8 @@ void examine_head(const Patient& patient, std::vector<Finding>& findings) {
     if (!tensors.empty()) compare_tied(patient, tensors, findings);
     return;
   }
-  const TensorView *const own = patient.table.find(model.head.name + ".weight"), *const shared = patient.table.find(
-                                                                                     model.embedding_name + ".weight");
+  const std::string head = model.head.name + ".weight", embedding = model.embedding_name + ".weight";
+  const TensorView *const own = patient.table.find(head), *const shared = patient.table.find(embedding);
   if (tensors.empty()) {
     Finding finding{
         .illness = Illness::head_missing,
@@ -87,12 +88,13 @@ void examine_head(const Patient& patient, std::vector<Finding>& findings) {
         .advice = "say tie_word_embeddings: true, if the head shares the embedding's weight"};
     if (shared != nullptr) set_tie(patient, true, finding.repair);
     findings.push_back(std::move(finding));
-  } else if (own != nullptr && shared != nullptr && are_equal(*own, *shared)) {
+  } else if (own != nullptr && shared != nullptr &&
+             are_equal(patient.table.tensor(head), patient.table.tensor(embedding))) {
     findings.push_back({.illness = Illness::head_equal,
                         .certainty = Certainty::information,
                         .concerned = {patient.stored_name(model.head.name) + ".weight"},
                         .what = "tie_word_embeddings is false, and head and embedding have equal bytes",
-                        .figures = {{"bytes", static_cast<double>(own->data.size())}},
+                        .figures = {{"bytes", static_cast<double>(patient.table.tensor(head).data.size())}},
                         .advice = "tie_word_embeddings: true would say the same without the second copy"});
   }
 }

@@ -271,6 +271,8 @@ void examine_lists(const Patient& patient, const Claims& claims, std::vector<Fin
     const ModuleForm form = form_of(patient, linear.name);
     if (!form.has_floats || !form.codes.empty() || claims.expects_codes(linear.name, "Linear") != true) continue;
     const std::string stored = patient.stored_name(linear.name);
+    // The description's floats may be what a reader makes of codes, as of MLX's with free biases.
+    if (coded.contains(stored)) continue;
     // Engines leave routers and the head alone, whatever a configuration says that has one scheme for all layers.
     if (list_key(quantization) != "ignore" && left_alone.contains(linear.name)) continue;
     if (is_outside_of_restriction(quantization, linear.name) && is_outside_of_restriction(quantization, stored))

@@ -138,8 +138,8 @@ void Checkpoint::State::check_tied_head() const {
   const std::string prefix = description.head.name + ".";
   for (const std::string& name : tensors.names()) {
     if (!name.starts_with(prefix)) continue;
-    const TensorView* table = tensors.find(description.embedding_name + "." + name.substr(prefix.size()));
-    if (table == nullptr || !are_equal(*table, *tensors.find(name))) {
+    const std::string table = description.embedding_name + "." + name.substr(prefix.size());
+    if (tensors.find(table) == nullptr || !are_equal(tensors.tensor(table), tensors.tensor(name))) {
       tensors.fail(name, "differs from the embedding, although tie_word_embeddings is true in " +
                              std::string(kConfigName) + ": set it to false if the head has weights of its own");
     }

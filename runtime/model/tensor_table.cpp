@@ -102,8 +102,8 @@ bool TensorTable::settle_head(const ModelDescription& model) {
     }
     return true;
   }
-  const TensorView *own = find(head + "weight"), *shared = find(embedding + "weight");
-  return !model.is_tie_assumed || own == nullptr || shared == nullptr || are_equal(*own, *shared);
+  const bool are_comparable = tensors_.contains(head + "weight") && tensors_.contains(embedding + "weight");
+  return !model.is_tie_assumed || !are_comparable || are_equal(tensor(head + "weight"), tensor(embedding + "weight"));
 }
 
 // transformers 5 can store a mixture as it holds it: mlp.experts.gate_up_proj [E, 2F, D], mlp.experts.down_proj

@@ -13,8 +13,10 @@
 #include "runtime/files/safetensors.h"
 #include "runtime/format/bit_stream.h"
 #include "runtime/model/checkpoint.h"
+#include "runtime/system/atomic_file.h"
 #include "tests/expect_error.h"
 #include "tests/places.h"
+#include "tests/temporary_folder.h"
 
 namespace pare {
 using namespace runtime;
@@ -171,6 +173,17 @@ TEST(MlxRounding, WeightsThatNoZeroGivesAreReadAsFloats) {
   }
   const Checkpoint mixed = Checkpoint::open(golden("mixed"));
   EXPECT_TRUE(mixed.stored_scheme({"model.layers.0.self_attn.q_proj", 64, 64, false}));
+}
+
+// Both are made when they are read. Before, neither has bytes that could differ.
+TEST(MlxRounding, AHeadThatDiffersIsNotTied) {
+  TemporaryFolder folder;
+  const std::filesystem::path model = folder.path() / "model";
+  std::filesystem::copy(golden("w4"), model);
+  Json config = Json::parse(read_text_file(model / "config.json"));
+  config["tie_word_embeddings"] = true;
+  write_file_atomically(model / "config.json", std::string_view(config.dump()));
+  expect_error<std::runtime_error>([&] { Checkpoint::open(model); }, {"lm_head.weight", "differs from the embedding"});
 }
 
 TEST(MlxRounding, TheNumberOfSuchWeightsIsSaid) {

@@ -7,6 +7,7 @@
 #include "runtime/doctor/examine_values.h"
 #include "runtime/doctor/repair.h"
 #include "tests/expect_error.h"
+#include "tests/gguf_draft.h"
 #include "tests/golden_families.h"
 #include "tests/runtime/doctor/planted_model.h"
 #include "tests/temporary_folder.h"
@@ -67,7 +68,7 @@ class Doctor : public testing::Test {
 TEST_F(Doctor, GoldenModelsAreHealthy) {
   const fs::path golden = std::string(kSourceFolder) + "/tests/golden";
   std::vector<fs::path> models = {std::string(kSourceFolder) + "/calibration_data/stories260k"};
-  for (const char* const folder : {"families", "encoders", "wholes", "fp8", "auto_round", "gguf"}) {
+  for (const char* const folder : {"families", "encoders", "wholes", "fp8", "auto_round", "mlx", "gguf"}) {
     for (const auto& entry : fs::directory_iterator(golden / folder)) {
       const bool is_model =
           entry.is_directory() || (entry.path().extension() == ".gguf" && entry.path().stem() != "blocks");
@@ -677,6 +678,29 @@ TEST_F(Doctor, IllGgufFilesAreFound) {
   EXPECT_EQ(figure(only(changed("llama.block_count", 1), Illness::layers_beyond_config), "layers_of_tensors"), 2.0);
   EXPECT_EQ(figure(only(changed("llama.embedding_length", 96), Illness::shape_contradicts_config), "width_of_tensors"),
             64.0);
+  for (const auto& [key, value] : {std::pair{"llama.attention.head_count_kv", 1},
+                                   {"llama.feed_forward_length", 104},
+                                   {"llama.attention.key_length", 8}}) {
+    SCOPED_TRACE(key);
+    only(changed(key, static_cast<uint32_t>(value)), Illness::shape_contradicts_config);
+  }
+  GgufDraft draft = small_gguf();
+  for (GgufDraft::Tensor& tensor : draft.tensors) {
+    if (tensor.name != "token_embd.weight") std::ranges::fill(tensor.data, '?');
+  }
+  write_file_atomically(ill, draft.file());
+  const Examination of_zeros = examine(ill);
+  expect_alone(of_zeros, Illness::weight_zero, Certainty::likely);
+  EXPECT_EQ(of_zeros.findings.front().concerned, std::vector<std::string>{"token_embd.weight"});
+  draft.set_integer("llama.rope.dimension_count", 2);
+  std::ranges::fill(draft.tensor("token_embd.weight").data, '?');
+  write_file_atomically(ill, draft.file());
+  expect_alone(examine(ill), Illness::refused_config, Certainty::likely);
+  draft.set_text("general.architecture", "stranger");
+  draft.set_integer("stranger.block_count", 1);
+  draft.set_integer("stranger.embedding_length", 8);
+  write_file_atomically(ill, draft.file());
+  expect_alone(examine(ill), Illness::refused_config, Certainty::information);
   fs::copy_file(source, ill, fs::copy_options::overwrite_existing);
   std::fstream file(ill, std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(-4, std::ios::end);
