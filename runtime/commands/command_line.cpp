@@ -22,6 +22,7 @@
 #include "runtime/commands/completions.h"
 #include "runtime/commands/manual.h"
 #include "runtime/engine/backend.h"
+#include "runtime/import/model_directory.h"
 #include "runtime/machine/limits.h"
 #include "runtime/machine/thread_waiting.h"
 #include "runtime/system/interrupt.h"
@@ -479,11 +480,11 @@ std::string program_name;
 std::string message_of(const std::exception& error) {
   if (const auto* const file = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
     const std::string second = file->path2().empty() ? "" : "' or '" + file->path2().string();
-    return "cannot use '" + file->path1().string() + second + "': " + file->code().message();
+    return with_named_models("cannot use '" + file->path1().string() + second + "': " + file->code().message());
   }
   const bool is_ours = dynamic_cast<const std::runtime_error*>(&error) != nullptr ||
                        dynamic_cast<const std::invalid_argument*>(&error) != nullptr;
-  return is_ours ? error.what() : std::string(kInternalFault) + " (" + error.what() + ")";
+  return is_ours ? with_named_models(error.what()) : std::string(kInternalFault) + " (" + error.what() + ")";
 }
 
 }  // namespace
@@ -513,7 +514,7 @@ int run_program(const Program& program, int argc, const char* const* argv) {
   } catch (const WrongUsage& error) {
     return report(visible_line(error.what()), kWrongUsage);
   } catch (const ErrorOfLines& error) {
-    return report(error.what(), kFailed);
+    return report(with_named_models(error.what()), kFailed);
   } catch (const std::bad_alloc&) {
     return report(kOutOfMemory, kFailed);
   } catch (const std::system_error& error) {

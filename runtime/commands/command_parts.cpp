@@ -229,7 +229,7 @@ NamedModel::NamedModel(const std::string& path, bool is_checked, const std::stri
       console_(console),
       checkpoint_(is_checked ? open_described(directory(), instead, progress()) : Checkpoint::open(directory())) {
   if (const std::string note = decoding_note(checkpoint_); !note.empty()) {
-    console_.progress().print("note: " + visible_line(directory().string()) + ": " + note);
+    console_.progress().print("note: " + visible_line(path_.string()) + ": " + note);
   }
 }
 
@@ -246,7 +246,7 @@ const Checkpoint& NamedModel::whole() {
 }
 
 std::function<void(int64_t, int64_t)> NamedModel::progress() const {
-  return stage(console_, "check " + directory().string(), "files");
+  return stage(console_, "check " + path_.string(), "files");
 }
 
 ModelLoader::ModelLoader(const Arguments& arguments, Console& console)

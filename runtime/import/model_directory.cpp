@@ -13,6 +13,8 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "runtime/import/import.h"
 
@@ -29,6 +31,7 @@ constexpr const char* kMark = ".made-by-pare";
 struct Imports {
   std::mutex mutex;
   std::set<fs::path> paths;
+  std::vector<std::pair<std::string, std::string>> names;  // of all that were made, with the models' own
 };
 Imports& imports() {
   static Imports imports;
@@ -96,6 +99,11 @@ ModelDirectory::ModelDirectory(const fs::path& model, const MakeDirectory& make,
   fs::path name = model.stem();
   while (name.extension() == ".gguf") name = name.stem();  // a folder of such a name would pass for a file
   path_ = temporary_ / (make ? folder_name(model) : name);
+  {
+    std::string named = with_named_models(model.string());  // a model may be such a directory itself
+    const std::lock_guard lock(imports().mutex);
+    imports().names.emplace_back(path_.string(), std::move(named));
+  }
   try {
     fs::create_symlink("nothing", temporary_ / kMark);
     make ? make(model, path_)
@@ -144,6 +152,16 @@ void ModelDirectory::remove() {
   if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
   for (const int descriptor : files_) ::close(descriptor);
   if (lock_ >= 0) ::close(lock_);
+}
+
+std::string with_named_models(std::string text) {
+  const std::lock_guard lock(imports().mutex);
+  for (const auto& [directory, model] : imports().names) {
+    for (size_t at = text.find(directory); at != std::string::npos; at = text.find(directory, at + model.size())) {
+      text.replace(at, directory.size(), model);
+    }
+  }
+  return text;
 }
 
 ModelDirectory::~ModelDirectory() {

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "runtime/import/import.h"
@@ -45,5 +46,9 @@ class ModelDirectory {
   int lock_ = -1;                    // on temporary_
   std::vector<int> files_;           // descriptors
 };
+
+// Returns the text with the model that the user named wherever the temporary directory of one stands, such as in the
+// message of an error. The directory may be gone by then.
+std::string with_named_models(std::string text);
 
 }  // namespace pare::runtime
