@@ -74,9 +74,10 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
   runtime::MemorySampler memory;
   const at::NoGradGuard no_grad;
   const int num_threads = set_num_threads(options.num_threads);
-  const fs::path output = runtime::output_place(given_output), folder = fs::absolute(output).parent_path();
-  if (!fs::is_directory(folder)) {
-    throw std::runtime_error("cannot write '" + output.string() + "': its folder does not exist");
+  const fs::path output = runtime::output_place(given_output);
+  for (const fs::path& file : {output, options.imatrix}) {
+    if (file.empty() || fs::is_directory(fs::absolute(file).parent_path())) continue;
+    throw std::runtime_error("cannot write '" + file.string() + "': its folder does not exist");
   }
   if (recipe.student) {
     throw std::invalid_argument("'" + recipe.file.string() +
