@@ -315,12 +315,20 @@ std::string measured(const Json& manifest) {
   return text + "± is the standard error over the windows or texts.\n\n";
 }
 
+// A manifest is the same on every machine and so has no speeds. Its recipe says whether the run measured them.
+bool was_timed(const Json& manifest) {
+  const std::string recipe = "\n" + text_of(manifest, "recipe");
+  return recipe.find("\nbenchmark:") != std::string::npos;
+}
+
 std::string not_measured(const Json& manifest) {
   std::string text = "## What was not measured\n\n";
   const bool is_measured = manifest.contains("evaluations") && !manifest["evaluations"].empty();
   if (!is_measured) text += "- How good the model is: the run that made it measured nothing.\n";
   if (is_measured) text += "- Any task, language or text other than those above.\n";
-  text += "- Bias and safety, which compression may change.\n- Speed and memory.\n";
+  text += "- Bias and safety, which compression may change.\n";
+  text += was_timed(manifest) ? "- Memory, and speed on other machines than the one that `report.json` names.\n"
+                              : "- Speed and memory.\n";
   if (!manifest.at("engines").empty()) {
     text += "- Loading in other engines: what stands above follows from the rules of the releases named.\n";
   }

@@ -23,6 +23,7 @@ constexpr float kLargestCode = 127.0f;
 
 constexpr std::array kSuffixes = {kInt8WeightSuffix, kInt8AbsmaxSuffix, kInt8FormatSuffix};
 constexpr const char* kAdvice = "; write compressed-tensors' int-quantized instead";
+constexpr const char* kAdviceForFewBits = "; write compressed-tensors' pack-quantized instead";
 
 [[noreturn]] void refuse(const std::string& module, const std::string& what) {
   throw std::invalid_argument("module '" + module + "': bitsandbytes int8 cannot hold it: " + what + kAdvice);
@@ -233,7 +234,12 @@ class BitsAndBytesContainer final : public ContainerFormat {
 
   std::string why_not(const PackScheme& scheme) const override {
     if (const std::string problem = weight_problem(scheme); !problem.empty()) {
-      return "bitsandbytes int8 cannot hold it: " + problem + (scheme.is_dense() || scheme.is_integer() ? kAdvice : "");
+      const bool is_narrow = scheme.is_integer() && scheme.bits < 8;
+      const bool has_advice = scheme.is_dense() || scheme.is_integer();
+      return "bitsandbytes int8 cannot hold it: " + problem +
+             (is_narrow    ? kAdviceForFewBits
+              : has_advice ? kAdvice
+                           : "");
     }
     const InputFormat& input = scheme.input;
     if (input.type == InputType::int8 && input.range == InputRange::token && input.symmetric &&

@@ -195,6 +195,15 @@ TEST_F(ModelCards, TakesThePlaceOfTheSourcesCard) {
   EXPECT_EQ(manifest_of("out").at("sizes").at("bits_per_weight"), report.at("bits_per_weight"));
 }
 
+TEST_F(ModelCards, ASpeedThatWasMeasuredIsNotSaidToBeMissing) {
+  ASSERT_EQ(run("", "plain").status, 0);
+  EXPECT_NE(card_of("plain").find("- Speed and memory.\n"), std::string::npos);
+  ASSERT_EQ(run("benchmark: {}\n", "timed").status, 0);
+  EXPECT_EQ(card_of("timed").find("- Speed and memory.\n"), std::string::npos);
+  EXPECT_NE(card_of("timed").find("speed on other machines"), std::string::npos);
+  expect_whole("timed");
+}
+
 TEST_F(ModelCards, AnyNumberOfThreadsGivesTheSameBytes) {
   ASSERT_EQ(run(evaluate_, "one", {"--threads", "1"}).status, 0);
   for (const char* threads : {"2", "3"}) {
