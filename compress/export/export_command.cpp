@@ -109,11 +109,13 @@ std::string licences_of(const std::filesystem::path& directory, std::vector<std:
   return text;
 }
 
-Written write_gguf(runtime::NamedModel& model, const std::filesystem::path& output, const runtime::GgufFormat& format,
-                   bool lossless, const std::filesystem::path& statistics, runtime::Console& console) {
+// source: as of GgufExportOptions.
+Written write_gguf(runtime::NamedModel& model, const std::filesystem::path& source, const std::filesystem::path& output,
+                   const runtime::GgufFormat& format, bool lossless, const std::filesystem::path& statistics,
+                   runtime::Console& console) {
   if (lossless) refuse_changed_inputs(model.described());
   // What is refused is refused before the weights.
-  const runtime::GgufExport planned = runtime::plan_gguf_export(model.described(), format);
+  const runtime::GgufExport planned = runtime::plan_gguf_export(model.described(), format, source);
   SquaresByLinear squares;
   if (!statistics.empty()) squares = column_squares(read_statistics(statistics, model.whole()), model.whole());
   const auto importance = [&](const runtime::LinearDescription& linear) {
@@ -125,7 +127,8 @@ Written write_gguf(runtime::NamedModel& model, const std::filesystem::path& outp
   std::vector<std::string> card_notes;
   runtime::GgufExport result = runtime::export_gguf(
       model.whole(), output, format,
-      {.lossless = lossless,
+      {.source = source,
+       .lossless = lossless,
        .importance = importance,
        .license = licences_of(model.described().directory(), card_notes),
        .progress = [&](int64_t done, int64_t total) { progress(static_cast<double>(done), total); }});
@@ -174,6 +177,10 @@ void run_export(const runtime::Arguments& arguments, runtime::Console& console) 
   if (folder == nullptr && output.extension() != ".gguf") {
     throw runtime::WrongUsage("OUT is a file of GGUF, whose name ends in .gguf: found '" + output.string() + "'");
   }
+  if (folder != nullptr && output.extension() == ".gguf") {
+    throw runtime::WrongUsage("OUT is a folder in the format " + name +
+                              ", and a name that ends in .gguf is a file's: " + "found '" + output.string() + "'");
+  }
   runtime::PartialOutput::check_is_free(output, runtime::PartialOutput::Leftovers::stay);
   runtime::refuse_output_inside(output, arguments.positional(0));
   runtime::refuse_output_in_artifact(output);
@@ -181,8 +188,9 @@ void run_export(const runtime::Arguments& arguments, runtime::Console& console) 
   const bool is_dense = folder != nullptr && folder->container.empty();
   const runtime::GgufCodes codes = is_dense ? runtime::GgufCodes::decoded : runtime::GgufCodes::kept;
   runtime::NamedModel model(arguments.positional(0), true, "", console, codes);
+  const std::filesystem::path named = arguments.positional(0), source = named.extension() == ".gguf" ? named : "";
   Written written = folder != nullptr ? write_folder(model, output, *folder, lossless, console)
-                                      : write_gguf(model, output, *file, lossless, statistics, console);
+                                      : write_gguf(model, source, output, *file, lossless, statistics, console);
   console.report() << runtime::visible_line(output.string()) << ": " << written.format << ", "
                    << runtime::format_bytes(written.num_bytes) << '\n';
   for (const std::string& line : written.lines) console.report() << "  " << runtime::visible_line(line) << '\n';

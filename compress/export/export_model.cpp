@@ -374,6 +374,7 @@ class Exporter {
     for (const EngineVerdict& verdict : result.engines) {
       json["engines"].push_back({{"engine", verdict.engine}, {"loads", verdict.loads}, {"reasons", verdict.reasons}});
     }
+    json["events"] = result.events;  // where a run's manifest has them
     std::map<std::string, std::string> outputs;
     for (const auto& entry : fs::recursive_directory_iterator(directory)) {
       if (!entry.is_regular_file()) continue;

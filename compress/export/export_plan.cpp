@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <set>
 #include <stdexcept>
 #include <utility>
@@ -248,6 +249,30 @@ bool has_symmetric_zeros(const runtime::Checkpoint& source, const std::vector<St
   return true;
 }
 
+// Returns whether the type that the format states for all scales keeps those of the layer: together they stay within
+// 2^-8 of what they are. Nearest codes get scales anew, of about the size that codes of so many bits have. Scales of
+// blocks have float16 already, and an import may have no weights yet.
+bool keeps_scales(const runtime::Checkpoint& source, const LayerExport& layer) {
+  constexpr double kSmallError = 0x1p-8;
+  if (!layer.to || !layer.to->is_integer() || !layer.from->is_integer()) return true;
+  if (runtime::ModelDirectory::is_import(source.directory())) return true;
+  const runtime::ContainerFormat& container = runtime::container_format(layer.to->container);
+  const runtime::DType stated = container.scale_dtype(runtime::DType::BF16);
+  if (stated != container.scale_dtype(runtime::DType::F16)) return true;
+  runtime::throw_if_interrupted();
+  const runtime::LinearWeights read = passing_codes(source, layer.linear);
+  source.drop_pages(layer.linear);
+  const int narrower = layer.passage == Passage::rounded ? layer.from->bits - layer.to->bits : 0;
+  double squared_error = 0.0, squared_scale = 0.0;
+  for (const float own : std::get<runtime::QuantizedWeight>(read.weight).scales_OG) {
+    const float scale = std::ldexp(own, narrower);
+    const double error = static_cast<double>(runtime::round_to(scale, stated)) - static_cast<double>(scale);
+    squared_error += error * error;
+    squared_scale += static_cast<double>(scale) * static_cast<double>(scale);
+  }
+  return squared_error <= kSmallError * kSmallError * squared_scale;  // false for infinite ones
+}
+
 void require_lossless(const LayerExport& layer, const ExportFormat& format) {
   if (layer.passage != Passage::codes && layer.passage != Passage::unchanged) {
     throw std::invalid_argument("--lossless: layer '" + layer.linear.name + "': its codes do not pass to " +
@@ -365,6 +390,12 @@ std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const Ex
     } else {
       layers.push_back(plan_layer(linear, !tables.contains(linear.name), stated, format, common_group,
                                   has_outlier_weight(source, linear, stated)));
+      if (LayerExport& layer = layers.back(); !keeps_scales(source, layer)) {
+        layer.to = std::nullopt;
+        layer.passage = Passage::decoded;
+        layer.drops_input_rounding = !stated.input.is_plain();
+        layer.reason = "float16, in which the format has scales, does not hold its own";
+      }
     }
     if (lossless) require_lossless(layers.back(), format);
   }

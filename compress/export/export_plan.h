@@ -48,7 +48,8 @@ struct LayerExport {
 // blocks. Throws what Checkpoint::stored_linear throws.
 runtime::LinearWeights passing_codes(const runtime::Checkpoint& source, const runtime::LinearDescription& linear);
 
-// Decides for every linear, the embedding and the head. Of values only zeros are read, and blocks of GGUF in folders.
+// Decides for every linear, the embedding and the head. A layer whose scales the format's type would lose is decoded.
+// Of values only zeros and such scales are read, and blocks of GGUF in folders.
 // An import that has no weights yet (ImportOptions::has_weights) gives the same plan as with them.
 // Throws std::invalid_argument for a checkpoint without compressed layers (unless the format is dense), for a format
 // that holds none of them, and for layers that one file of it cannot hold together. With `lossless` it throws for the

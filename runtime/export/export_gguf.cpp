@@ -40,6 +40,7 @@ struct Draft {
   const DecoderFamily* family = nullptr;
   GgufMetadata metadata;
   std::vector<StreamedGgufTensor> settings;
+  GgufCopies copies;
   std::vector<PlannedGgufTensor> planned;
   std::vector<std::string> notes;
 };
@@ -59,7 +60,7 @@ int file_type_of(const Draft& draft, const GgufFormat& format) {
   for (const GgufFormat& known : gguf_formats()) {
     if (known.type == most->first) return known.file_type;
   }
-  return format.file_type;
+  return draft.copies.file_type().value_or(format.file_type);  // of types that pare copies and does not make
 }
 
 void note_inputs(const Checkpoint& checkpoint, std::vector<std::string>& notes) {
@@ -159,7 +160,7 @@ void set_stop_tokens(const ModelDescription& model, GgufTokenizer& tokenizer, st
   notes.push_back("texts end with more tokens than a GGUF file names: of the ids, " + ids + " are left out");
 }
 
-Draft make_draft(const Checkpoint& checkpoint, const GgufFormat& format) {
+Draft make_draft(const Checkpoint& checkpoint, const GgufFormat& format, const fs::path& source) {
   Draft draft;
   draft.family = &gguf_family(checkpoint);
   const ModelDescription& model = checkpoint.description();
@@ -170,7 +171,8 @@ Draft make_draft(const Checkpoint& checkpoint, const GgufFormat& format) {
   set_stop_tokens(model, tokenizer, draft.notes);
   set_tokenizer_keys(tokenizer, draft.metadata);
   draft.notes.insert(draft.notes.end(), tokenizer.notes.begin(), tokenizer.notes.end());
-  draft.planned = plan_gguf_tensors(checkpoint, *draft.family, format);
+  if (!source.empty()) draft.copies = GgufCopies(source, *draft.family, model);
+  draft.planned = plan_gguf_tensors(checkpoint, *draft.family, format, draft.copies);
   set_general_keys(checkpoint, format, draft);
   note_inputs(checkpoint, draft.notes);
   note_windows(model, *draft.family, draft.notes);
@@ -244,7 +246,7 @@ GgufExport describe(const Draft& draft) {
 void refuse_losses(const Checkpoint& checkpoint, const Draft& draft) {
   for (const PlannedGgufTensor& tensor : draft.planned) {
     throw_if_interrupted();
-    const GgufLoss loss = make_gguf_tensor(checkpoint, tensor, {}, [](std::span<const std::byte>) {});
+    const GgufLoss loss = make_gguf_tensor(checkpoint, tensor, draft.copies, {}, [](std::span<const std::byte>) {});
     if (loss.is_lossless) continue;
     const std::string& name = tensor.parts.front().name;
     throw std::invalid_argument(
@@ -270,8 +272,8 @@ const DecoderFamily& gguf_family(const Checkpoint& checkpoint) {
   return *family;
 }
 
-GgufExport plan_gguf_export(const Checkpoint& checkpoint, const GgufFormat& format) {
-  Draft draft = make_draft(checkpoint, format);
+GgufExport plan_gguf_export(const Checkpoint& checkpoint, const GgufFormat& format, const fs::path& source) {
+  Draft draft = make_draft(checkpoint, format, source);
   // In a folder of this process's own, which the next one removes if this is killed.
   const ModelDirectory folder(checkpoint.directory(), [&](const fs::path&, const fs::path& directory) {
     fs::create_directory(directory);
@@ -284,7 +286,7 @@ GgufExport export_gguf(const Checkpoint& checkpoint, const fs::path& out, const 
                        const GgufExportOptions& options) {
   const fs::path output = output_place(out);
   PartialOutput::check_is_free(output, PartialOutput::Leftovers::go);
-  Draft draft = make_draft(checkpoint, format);
+  Draft draft = make_draft(checkpoint, format, options.source);
   PartialOutput partial(output, "export", PartialOutput::Remains::worthless);
   check_read_back(checkpoint, partial.result(), draft);
   if (options.lossless) refuse_losses(checkpoint, draft);
@@ -302,7 +304,7 @@ GgufExport export_gguf(const Checkpoint& checkpoint, const fs::path& out, const 
         draft.settings[i].produce(sink);
       } else {
         const PlannedGgufTensor& planned = draft.planned[i - draft.settings.size()];
-        const GgufLoss loss = make_gguf_tensor(checkpoint, planned, options.importance, sink);
+        const GgufLoss loss = make_gguf_tensor(checkpoint, planned, draft.copies, options.importance, sink);
         result.tensors[i].keeps_codes = loss.keeps_codes;
         result.tensors[i].is_lossless = loss.is_lossless;
         result.tensors[i].relative_error = loss.relative_error();

@@ -17,6 +17,9 @@
 namespace pare::runtime {
 
 struct GgufExportOptions {
+  // The .gguf file that the checkpoint was imported from, whose blocks are copied where they have the wanted type; "":
+  // none.
+  std::filesystem::path source = {};
   // True: what would be rounded is refused, naming the first such tensor.
   bool lossless = false;
   // Returns how much an error in each column of a linear's weight counts: the mean square of its inputs, num_in values
@@ -56,12 +59,14 @@ const DecoderFamily& gguf_family(const Checkpoint& checkpoint);
 // Checks, before any work, that the checkpoint can be exported: its family, its tokenizer, and that the file's
 // metadata, read back by the import, describe the same computation. Leaves nothing behind. Returns what is written in
 // which type; keeps_codes, is_lossless and relative_error are not known yet. Throws what export_gguf throws before it
-// writes.
-GgufExport plan_gguf_export(const Checkpoint& checkpoint, const GgufFormat& format);
+// writes. source: as of GgufExportOptions.
+GgufExport plan_gguf_export(const Checkpoint& checkpoint, const GgufFormat& format,
+                            const std::filesystem::path& source = {});
 
 // Writes `out`, whole or not at all, with one tensor in memory at a time. Norms, biases, routers and positions are
-// F32; `format` is of the other matrices, as type_for() says. Where codes of the checkpoint fit the type they pass
-// unchanged. All others are rounded (encode_gguf_row). Numbers in floating point are converted.
+// F32; `format` is of the other matrices, as plan_gguf_tensors() says. Where codes of the checkpoint fit the type they
+// pass unchanged, and so do blocks of options.source that have the type. All others are rounded (encode_gguf_row).
+// Numbers in floating point are converted.
 // Throws std::invalid_argument for an encoder, for a family or tokenizer that no GGUF file has, for what the metadata
 // cannot say (naming the fact, what it is and what would be read), and with options.lossless for the first tensor
 // that would change. Throws std::runtime_error if `out` exists, for what the disk refuses, and for numbers that the

@@ -60,6 +60,14 @@ class Encoder {
     }
   }
 
+  // Scales that underflow float16 make zeros of all that they scale.
+  void refuse_zeros() const {
+    constexpr double kNothingIsLeft = 0.9;
+    if (loss.relative_error() < kNothingIsLeft) return;
+    throw std::runtime_error(name_ + ": its numbers are too small for " + std::string(block_of(type_).name) +
+                             ", which would make zeros of them: export another type, or bf16");
+  }
+
  private:
   GgufLoss loss_of(std::span<const float> x, std::span<const float> y) const {
     GgufLoss row;
@@ -106,12 +114,6 @@ std::vector<int64_t> stored_rows(const GgufSource& source, int64_t num_rows) {
   return rows;
 }
 
-LinearWeights read_linear(const Checkpoint& checkpoint, const LinearDescription& linear) {
-  const ModelDescription& model = checkpoint.description();
-  if (linear.name == model.embedding_name) return checkpoint.stored_linear(checkpoint.embedding());
-  return checkpoint.stored_linear(linear);
-}
-
 std::vector<float> floats_of(const TensorView& tensor) {
   std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
   convert_to_float(tensor.dtype, tensor.data, values);
@@ -141,7 +143,7 @@ void make_vector(const Checkpoint& checkpoint, const PlannedGgufTensor& tensor, 
 // The linear makes keys and values, [H (N + V), C].
 void make_latent(const Checkpoint& checkpoint, const PlannedGgufTensor& tensor, Encoder& encoder) {
   const LinearDescription& linear = *tensor.parts.front().linear;
-  const LinearWeights weights = read_linear(checkpoint, linear);
+  const LinearWeights weights = read_for_gguf(checkpoint, linear);
   const bool is_keys = tensor.making == GgufMaking::latent_keys;
   const ModelDescription& model = checkpoint.description();
   const int64_t num_k = model.head_size - model.blocks.front().latent->num_rotated, num_v = model.value_size;
@@ -162,13 +164,30 @@ void make_latent(const Checkpoint& checkpoint, const PlannedGgufTensor& tensor, 
                  });
 }
 
+// True if no number of the weight leaves float16's range, whatever blocks are made of its codes: a minimum is a scale
+// times a zero of 8 bits, and FP8 has numbers up to 448.
+bool has_plain_scales(const LinearWeights& linear) {
+  const auto* const weight = std::get_if<QuantizedWeight>(&linear.weight);
+  if (weight == nullptr || weight->code->is_blocks()) return false;
+  return std::ranges::all_of(weight->scales_OG, [](float scale) {
+    const float size = std::abs(scale);
+    return size == 0.0f || (size >= 0x1p-14f && size <= 0x1p+7f);
+  });
+}
+
 }  // namespace
 
 double GgufLoss::relative_error() const {
   return squared_weight > 0.0 ? std::sqrt(squared_error / squared_weight) : 0.0;
 }
 
-GgufLoss make_gguf_tensor(const Checkpoint& checkpoint, const PlannedGgufTensor& tensor,
+LinearWeights read_for_gguf(const Checkpoint& checkpoint, const LinearDescription& linear) {
+  const ModelDescription& model = checkpoint.description();
+  if (linear.name == model.embedding_name) return checkpoint.stored_linear(checkpoint.embedding());
+  return checkpoint.stored_linear(linear);
+}
+
+GgufLoss make_gguf_tensor(const Checkpoint& checkpoint, const PlannedGgufTensor& tensor, const GgufCopies& copies,
                           const std::function<std::span<const float>(const LinearDescription&)>& importance,
                           const ByteSink& sink) {
   const GgufType type = tensor.chosen.type;
@@ -179,25 +198,28 @@ GgufLoss make_gguf_tensor(const Checkpoint& checkpoint, const PlannedGgufTensor&
   }
   if (tensor.making != GgufMaking::matrix) {
     make_latent(checkpoint, tensor, encoder);
+    encoder.refuse_zeros();
     return encoder.loss;
   }
   encoder.loss.keeps_codes = true;
   for (const GgufPlace& place : tensor.parts) {
     const LinearDescription& linear = *place.linear;
-    const LinearWeights weights = read_linear(checkpoint, linear);
+    const LinearWeights weights = read_for_gguf(checkpoint, linear);
     const std::vector<int64_t> rows = stored_rows(place.source, linear.num_out);
     const auto stored = [&](int64_t row) { return rows.empty() ? row : rows[static_cast<size_t>(row)]; };
     const GgufTranscoder codes(weights, type);
     const auto* const stored_blocks = std::get_if<QuantizedWeight>(&weights.weight);
     const bool has_blocks = stored_blocks != nullptr && stored_blocks->code->is_blocks() &&
                             stored_blocks->code->gguf_type == static_cast<uint32_t>(type);
-    const bool keeps_codes = has_blocks || codes.holds_codes();
+    const bool keeps_codes = tensor.is_copied || has_blocks || codes.holds_codes();
     const std::span<const float> columns = importance && !keeps_codes ? importance(linear) : std::span<const float>();
     encoder.encode(
         linear.num_out, linear.num_in,
         [&](int64_t row, std::span<float> out) { read_weight_row(weights, stored(row), out); },
         [&](int64_t row, std::span<const float> x, std::span<std::byte> blocks) {
-          if (has_blocks) {
+          if (tensor.is_copied) {
+            std::ranges::copy(copies.row(place, stored(row)), blocks.begin());
+          } else if (has_blocks) {
             const std::span<const std::byte> all = std::as_bytes(std::span(stored_blocks->codes_OI));
             const std::span<const std::byte> own =
                 all.subspan(static_cast<size_t>(stored(row)) * blocks.size(), blocks.size());
@@ -211,7 +233,37 @@ GgufLoss make_gguf_tensor(const Checkpoint& checkpoint, const PlannedGgufTensor&
     encoder.loss.keeps_codes = encoder.loss.keeps_codes && keeps_codes;
     checkpoint.drop_pages(linear);
   }
+  encoder.refuse_zeros();
   return encoder.loss;
+}
+
+bool holds_codes(const LinearWeights& linear, GgufType type) {
+  return GgufTranscoder(linear, type).holds_codes();
+}
+
+bool holds_scales(const LinearWeights& linear, GgufType type) {
+  constexpr double kSmallError = 0x1p-8;
+  if (type == GgufType::MXFP4 || has_plain_scales(linear)) return true;
+  const bool is_float = block_of(type).num_elements == 1;
+  const GgufTranscoder codes(linear, type);
+  double squared_error = 0.0, squared_weight = 0.0;
+#pragma omp parallel
+  {
+    std::vector<float> x(static_cast<size_t>(linear.num_in())), y(x.size());
+    std::vector<std::byte> blocks(static_cast<size_t>(gguf_row_bytes(type, linear.num_in())));
+#pragma omp for schedule(dynamic, 16) reduction(+ : squared_error, squared_weight)
+    for (int64_t r = 0; r < linear.num_out(); ++r) {
+      read_weight_row(linear, r, x);
+      is_float ? encode_gguf_row(type, x, {}, blocks) : codes.write_row(r, blocks);
+      decode_gguf_blocks(type, blocks, y);
+      for (size_t i = 0; i < x.size(); ++i) {
+        const double error = static_cast<double>(x[i]) - static_cast<double>(y[i]);
+        squared_error += error * error;
+        squared_weight += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+      }
+    }
+  }
+  return squared_error <= kSmallError * kSmallError * squared_weight;  // false for infinite ones and NaN
 }
 
 bool is_held_exactly(const LinearWeights& linear, GgufType type) {

@@ -12,6 +12,8 @@
 namespace pare::runtime {
 namespace {
 
+constexpr const char* kScalesBeyond = "float16 does not hold its scales";
+
 bool is_quantized(const Checkpoint& checkpoint, const LinearDescription& linear) {
   const std::optional<PackScheme> scheme = checkpoint.stored_scheme(linear);
   return scheme && !scheme->is_dense();
@@ -47,8 +49,8 @@ GgufType float_type(const Checkpoint& checkpoint, const LinearDescription& linea
 
 class Plan {
  public:
-  Plan(const Checkpoint& checkpoint, const DecoderFamily& family, const GgufFormat& format)
-      : checkpoint_(checkpoint), model_(checkpoint.description()), family_(family), format_(format) {}
+  Plan(const Checkpoint& checkpoint, const DecoderFamily& family, const GgufFormat& format, const GgufCopies& copies)
+      : checkpoint_(checkpoint), model_(checkpoint.description()), family_(family), format_(format), copies_(copies) {}
 
   std::vector<PlannedGgufTensor> all() {
     for (const GgufPlace& place : gguf_places(family_, model_, has_in_new_gguf)) add(place);
@@ -60,7 +62,13 @@ class Plan {
   void add(const GgufPlace& place);
   void add_latents(const GgufPlace& place);
   void choose_type(PlannedGgufTensor& tensor) const;
+  std::optional<GgufType> copied_type(const PlannedGgufTensor& tensor) const;
   void choose_new_type(PlannedGgufTensor& tensor, const LinearDescription& linear) const;
+  ChosenType asked_type(const PlannedGgufTensor& tensor, bool has_codes) const;
+  bool is_head(const PlannedGgufTensor& tensor) const;
+  // Calls holds(linear, type) for every part, and returns whether all do.
+  bool all_parts(const PlannedGgufTensor& tensor, GgufType type,
+                 bool (*holds)(const LinearWeights& linear, GgufType type)) const;
   ChosenType smallest_for_codes(const PlannedGgufTensor& tensor) const;
   bool is_router(const std::string& name) const;
 
@@ -68,6 +76,7 @@ class Plan {
   const ModelDescription& model_;
   const DecoderFamily& family_;
   const GgufFormat& format_;
+  const GgufCopies& copies_;
   std::vector<PlannedGgufTensor> tensors_;
   std::map<std::string, size_t> places_;
 };
@@ -129,6 +138,11 @@ void Plan::choose_type(PlannedGgufTensor& tensor) const {
     tensor.chosen = {GgufType::F32};
     return;
   }
+  if (const std::optional<GgufType> type = copied_type(tensor)) {
+    tensor.chosen = {*type};
+    tensor.is_copied = true;
+    return;
+  }
   const LinearDescription& linear = *tensor.parts.front().linear;
   const bool asks_for_floats = format_.type && gguf_block(static_cast<uint32_t>(*format_.type)).num_elements == 1;
   if (asks_for_floats || !has_blocks(checkpoint_, linear)) return choose_new_type(tensor, linear);
@@ -143,12 +157,26 @@ void Plan::choose_type(PlannedGgufTensor& tensor) const {
                                                           : "keys and values of a latent are stored turned";
 }
 
+bool Plan::is_head(const PlannedGgufTensor& tensor) const {
+  const std::string& name = tensor.parts.front().linear->name;
+  return name == model_.head.name || (model_.tied_head && name == model_.embedding_name);
+}
+
+// Returns the type of the imported file's blocks if they are what is wanted.
+std::optional<GgufType> Plan::copied_type(const PlannedGgufTensor& tensor) const {
+  if (tensor.making != GgufMaking::matrix) return std::nullopt;
+  const std::optional<GgufType> type = copies_.type_of(tensor.parts.front());
+  const bool are_of_one =
+      std::ranges::all_of(tensor.parts, [&](const GgufPlace& place) { return copies_.type_of(place) == type; });
+  if (!type || !are_of_one || !format_.type || *type == *format_.type) return are_of_one ? type : std::nullopt;
+  const bool is_wanted = *type == type_for(*format_.type, tensor.shape.back(), is_head(tensor)).type;
+  return is_wanted ? type : std::nullopt;
+}
+
 void Plan::choose_new_type(PlannedGgufTensor& tensor, const LinearDescription& linear) const {
   const bool has_codes = tensor.making == GgufMaking::matrix && is_quantized(checkpoint_, linear);
   if (format_.type) {
-    const bool is_head = linear.name == model_.head.name || (model_.tied_head && linear.name == model_.embedding_name);
-    // A head that has codes keeps its size.
-    tensor.chosen = type_for(*format_.type, tensor.shape.back(), is_head && !has_codes);
+    tensor.chosen = asked_type(tensor, has_codes);
   } else if (has_codes || model_.stacks_experts) {
     // Stacks of experts may have codes as well, though the checkpoint gives floats.
     tensor.chosen = smallest_for_codes(tensor);
@@ -158,12 +186,42 @@ void Plan::choose_new_type(PlannedGgufTensor& tensor, const LinearDescription& l
   }
 }
 
+bool Plan::all_parts(const PlannedGgufTensor& tensor, GgufType type,
+                     bool (*holds)(const LinearWeights& linear, GgufType type)) const {
+  return std::ranges::all_of(tensor.parts, [&](const GgufPlace& place) {
+    const bool is_held = holds(read_for_gguf(checkpoint_, *place.linear), type);
+    checkpoint_.drop_pages(*place.linear);
+    return is_held;
+  });
+}
+
+// The logits' matrix keeps its size where that size holds its codes: a larger type would not make it better.
+ChosenType Plan::asked_type(const PlannedGgufTensor& tensor, bool has_codes) const {
+  const int64_t width = tensor.shape.back();
+  const ChosenType usual = type_for(*format_.type, width, false),
+                   by_rule = type_for(*format_.type, width, is_head(tensor));
+  const bool is_float = gguf_block(static_cast<uint32_t>(by_rule.type)).num_elements == 1;
+  if (!has_codes || is_float) return by_rule;
+  for (const ChosenType& chosen : {usual, by_rule}) {
+    if (!all_parts(tensor, chosen.type, holds_codes)) continue;
+    if (all_parts(tensor, chosen.type, holds_scales)) return chosen;
+    return {GgufType::BF16, kScalesBeyond};
+  }
+  return by_rule;
+}
+
 ChosenType Plan::smallest_for_codes(const PlannedGgufTensor& tensor) const {
   std::vector<GgufType> exact(code_types().begin(), code_types().end()), held = exact;
   if (tensor.making != GgufMaking::matrix) return {GgufType::F16};
+  bool loses_scales = false;
   for (const GgufPlace& place : tensor.parts) {
-    const LinearWeights linear = checkpoint_.linear(*place.linear);
-    std::erase_if(held, [&](GgufType type) { return !GgufTranscoder(linear, type).holds_codes(); });
+    const LinearWeights linear = read_for_gguf(checkpoint_, *place.linear);
+    std::erase_if(held, [&](GgufType type) {
+      if (!holds_codes(linear, type)) return true;
+      if (holds_scales(linear, type)) return false;
+      loses_scales = true;
+      return true;
+    });
     std::erase_if(exact, [&](GgufType type) {
       return std::ranges::find(held, type) == held.end() || !is_held_exactly(linear, type);
     });
@@ -172,14 +230,15 @@ ChosenType Plan::smallest_for_codes(const PlannedGgufTensor& tensor) const {
   }
   if (!exact.empty()) return {exact.front()};
   if (!held.empty()) return {held.front(), "no type holds its scales exactly"};
-  return {GgufType::F16, "no type of blocks holds its codes"};
+  if (!all_parts(tensor, GgufType::F16, holds_scales)) return {GgufType::BF16, kScalesBeyond};
+  return {GgufType::F16, loses_scales ? kScalesBeyond : "no type of blocks holds its codes"};
 }
 
 }  // namespace
 
 std::vector<PlannedGgufTensor> plan_gguf_tensors(const Checkpoint& checkpoint, const DecoderFamily& family,
-                                                 const GgufFormat& format) {
-  return Plan(checkpoint, family, format).all();
+                                                 const GgufFormat& format, const GgufCopies& copies) {
+  return Plan(checkpoint, family, format, copies).all();
 }
 
 }  // namespace pare::runtime

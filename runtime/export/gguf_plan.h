@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/export/gguf_copies.h"
 #include "runtime/export/gguf_formats.h"
 #include "runtime/import/gguf_places.h"
 #include "runtime/model/checkpoint.h"
@@ -24,14 +25,18 @@ struct PlannedGgufTensor {
   ChosenType chosen = {};
   GgufMaking making = GgufMaking::matrix;
   std::vector<GgufPlace> parts = {};  // one, or one for each expert
+  bool is_copied = false;             // the blocks are those of the file that was imported
 };
 
-// Returns the tensors in the file's order. Where `format` has no type, matrices that have codes get the smallest type
-// that holds them all exactly, else the smallest that holds the codes (with rounded scales), else F16. Those in
-// floating point keep their type. Weights that are stored as blocks of one type stay as they are, unless floats are
-// asked for. Reads the weights of quantized linears for that. Throws std::invalid_argument for a family without GGUF
-// files.
+// Returns the tensors in the file's order. Matrices whose blocks `copies` has in the wanted type are copied, and where
+// `format` has no type, those of any type. Of the others:
+//   - Without a type, those that have codes get the smallest type that holds them all exactly, else the smallest that
+//     holds the codes (with rounded scales), else F16. Those in floating point keep their type.
+//   - With a type, they get what type_for() says. The logits' matrix gets the usual type where that holds its codes.
+//   - Those with codes become BF16 where float16 loses their scales (holds_scales).
+//   - Weights that a checkpoint stores as blocks of one type stay as they are, unless floats are asked for.
+// Reads the weights of quantized linears for that. Throws std::invalid_argument for a family without GGUF files.
 std::vector<PlannedGgufTensor> plan_gguf_tensors(const Checkpoint& checkpoint, const DecoderFamily& family,
-                                                 const GgufFormat& format);
+                                                 const GgufFormat& format, const GgufCopies& copies = {});
 
 }  // namespace pare::runtime

@@ -1,16 +1,17 @@
 #include "runtime/import/gguf_linear_codes.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <span>
+#include <utility>
 
 #include "runtime/blocks/block_integers.h"
 #include "runtime/containers/compressed_tensors.h"
 #include "runtime/format/dtype.h"
 #include "runtime/format/stored_scheme.h"
 #include "runtime/import/gguf_places.h"
+#include "runtime/import/gguf_rows.h"
 #include "runtime/system/json_text.h"
 
 namespace pare::runtime {
@@ -30,10 +31,12 @@ class CodedLinear {
   std::vector<StreamedTensor> tensors() const;
 
  private:
-  std::span<const std::byte> row(int64_t r) const {
-    const int64_t stored = first_row_ + (source_.row_of ? source_.row_of(r) : r);
-    return tensor_->data.subspan(static_cast<size_t>(stored * row_bytes_), static_cast<size_t>(row_bytes_));
-  }
+  CodedLinear(GgufRows rows, const GgufGrid& grid, const LinearDescription& linear, const IntegerForm& form)
+      : rows_(std::move(rows)),
+        grid_(&grid),
+        linear_(linear),
+        block_bytes_(gguf_block(static_cast<uint32_t>(rows_.type())).size_bytes),
+        form_(form) {}
   int64_t num_blocks() const { return linear_.num_in / kIntegerBlock; }
   std::span<const std::byte> bytes_of_block(std::span<const std::byte> row, int64_t b) const {
     return row.subspan(static_cast<size_t>(b * block_bytes_), static_cast<size_t>(block_bytes_));
@@ -45,39 +48,22 @@ class CodedLinear {
   template <typename Visit>
   std::function<void(const ByteSink&)> by_rows(const Visit& visit) const;
 
-  std::shared_ptr<const GgufFile> file_;
-  const GgufTensor* tensor_ = nullptr;
-  const GgufGrid* grid_ = nullptr;
-  GgufSource source_;
+  GgufRows rows_;
+  const GgufGrid* grid_;
   LinearDescription linear_;
-  int64_t first_row_ = 0, row_bytes_ = 0, block_bytes_ = 0;
+  int64_t block_bytes_;
   IntegerForm form_;
 };
 
 std::optional<CodedLinear> CodedLinear::find(const std::shared_ptr<const GgufFile>& file, const GgufPlace& place) {
-  const GgufSource& source = place.source;
-  const bool is_weight = place.linear && place.name == place.linear->name + ".weight";
-  if (!is_weight || !place.latent_values.empty() || source.is_turned || source.factor != 1.0f) return std::nullopt;
-  CodedLinear result;
-  result.file_ = file;
-  result.tensor_ = &file->tensor(source.name);
-  result.grid_ = find_gguf_grid(result.tensor_->type);
-  result.source_ = source;
-  result.linear_ = *place.linear;
-  const std::vector<int64_t>& shape = result.tensor_->shape;
-  if (result.grid_ == nullptr || !result.grid_->has_integers() || shape.size() < 2 ||
-      shape.back() != place.linear->num_in)
-    return std::nullopt;
-  const int64_t num_rows = result.tensor_->num_elements() / shape.back();
-  result.first_row_ = source.part * (num_rows / std::max(source.num_parts, int64_t{1}));
-  result.row_bytes_ = static_cast<int64_t>(result.tensor_->data.size()) / num_rows;
-  result.block_bytes_ = gguf_block(static_cast<uint32_t>(result.tensor_->type)).size_bytes;
-  const auto row_of = [&](int64_t r) { return result.row(r); };
+  if (place.source.is_turned) return std::nullopt;
+  const std::optional<GgufRows> rows = GgufRows::find(file, place);
+  const GgufGrid* const grid = rows ? find_gguf_grid(rows->type()) : nullptr;
+  if (grid == nullptr || !grid->has_integers()) return std::nullopt;
   const std::optional<IntegerForm> form =
-      find_integer_form(result.grid_, place.linear->num_out, place.linear->num_in, row_of);
+      find_integer_form(grid, place.linear->num_out, place.linear->num_in, [&](int64_t r) { return rows->row(r); });
   if (!form) return std::nullopt;
-  result.form_ = *form;
-  return result;
+  return CodedLinear(*rows, *grid, *place.linear, *form);
 }
 
 template <typename Visit>
@@ -95,7 +81,7 @@ std::vector<StreamedTensor> CodedLinear::tensors() const {
   const int subtracted = integer_offset(*grid_);
   const auto codes = [subtracted](const CodedLinear& self, int64_t r) {
     std::vector<std::byte> bytes;
-    const std::span<const std::byte> stored = self.row(r);
+    const std::span<const std::byte> stored = self.rows_.row(r);
     for (int64_t b = 0; b < self.num_blocks(); ++b) {
       const GgufParts parts = take_apart(*self.grid_, self.bytes_of_block(stored, b));
       for (size_t i = 0; i < kIntegerBlock; ++i) bytes.push_back(static_cast<std::byte>(parts.codes[i] - subtracted));
@@ -104,7 +90,7 @@ std::vector<StreamedTensor> CodedLinear::tensors() const {
   };
   const auto scales = [blocks_of_group](const CodedLinear& self, int64_t r) {
     std::vector<std::byte> bytes;
-    const std::span<const std::byte> stored = self.row(r);
+    const std::span<const std::byte> stored = self.rows_.row(r);
     for (int64_t b = 0; b < self.num_blocks(); b += blocks_of_group) {
       const uint16_t half = float_to_f16(self.scale_of(stored, b).scale);
       const std::span<const std::byte> half_bytes = std::as_bytes(std::span(&half, 1));
@@ -114,7 +100,7 @@ std::vector<StreamedTensor> CodedLinear::tensors() const {
   };
   const auto zeros = [blocks_of_group, offset](const CodedLinear& self, int64_t r) {
     std::vector<std::byte> bytes;
-    const std::span<const std::byte> stored = self.row(r);
+    const std::span<const std::byte> stored = self.rows_.row(r);
     for (int64_t b = 0; b < self.num_blocks(); b += blocks_of_group) {
       bytes.push_back(static_cast<std::byte>(self.scale_of(stored, b).zero - offset));
     }

@@ -439,6 +439,128 @@ TEST_F(Export, CodesOfGptqAreTheSameInEveryFormat) {
   }
 }
 
+// Rounding blocks of the wanted type once more would change them. With `gguf` every type is the wanted one.
+TEST_F(Export, BlocksOfAFilePassToTheirOwnType) {
+  write_wide_model(at("wide"));
+  for (const std::string type : {"q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "q2_k", "q3_k", "q4_k", "q6_k"}) {
+    SCOPED_TRACE(type);
+    ASSERT_EQ(exported("wide", type + ".gguf", type).status, 0);
+    const GgufFile source = GgufFile::open(at(type + ".gguf"));
+    for (const std::string& format : {type, std::string("gguf")}) {
+      const std::string to = type + "-" + format + ".gguf";
+      const Outcome outcome = exported(type + ".gguf", to, format, "--lossless");
+      ASSERT_EQ(outcome.status, 0) << outcome.err;
+      const Json result = Json::parse(outcome.out);
+      EXPECT_EQ(result.at("relative_error"), 0.0);
+      const GgufFile written = GgufFile::open(at(to));
+      for (const auto& [name, tensor] : source.tensors()) {
+        EXPECT_EQ(written.tensor(name).type, tensor.type) << name;
+        EXPECT_TRUE(std::ranges::equal(written.tensor(name).data, tensor.data)) << name;
+      }
+      for (const Json& tensor : result.at("tensors")) {
+        EXPECT_EQ(tensor["keeps_codes"], tensor["type"] != "F32") << tensor;
+      }
+      EXPECT_EQ(written.integer("general.file_type"), source.integer("general.file_type"));
+    }
+  }
+  // Another type than the file's is rounded to, as ever.
+  const Outcome other = exported("q6_k.gguf", "other.gguf", "q4_k");
+  ASSERT_EQ(other.status, 0) << other.err;
+  EXPECT_GT(Json::parse(other.out).at("relative_error"), 1e-3);
+}
+
+// 8 bits do not fit Q4_0, and a head is too sensitive to be rounded to it. 4 bits of a head do fit.
+TEST_F(Export, AHeadWithCodesIsNotMadeSmaller) {
+  const std::string model = (fs::path(kSourceFolder) / "calibration_data/stories260k").string();
+  for (const auto& [bits, type] : std::map<std::string, std::string>{{"8", "Q8_0"}, {"4", "Q4_0"}}) {
+    SCOPED_TRACE(bits);
+    make(model, "head" + bits, "head: {bits: " + bits + ", group_size: 32}\n");
+    const Outcome outcome = exported("head" + bits, "head" + bits + ".gguf", "q4_0");
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    int64_t num_heads = 0;
+    const Json result = Json::parse(outcome.out);
+    for (const Json& tensor : result.at("tensors")) {
+      if (tensor["name"] != "token_embd.weight") continue;  // the head is tied
+      ++num_heads;
+      EXPECT_EQ(tensor["type"], type);
+      EXPECT_EQ(tensor["keeps_codes"], true);
+      EXPECT_LT(tensor["relative_error"], 1e-3);
+    }
+    EXPECT_EQ(num_heads, 1);
+  }
+}
+
+// Scales of weights near 1e-8 are zeros in float16, and those of weights near 1e7 infinite.
+TEST_F(Export, ScalesThatFloat16LosesAreNotTakenOver) {
+  write_wide_model(at("wide"));
+  const Checkpoint wide = Checkpoint::open(at("wide"));
+  for (const float factor : {1e-7f, 1e8f}) {
+    SCOPED_TRACE(factor);
+    const std::string name = factor < 1.0f ? "small" : "large", up = "model.layers.0.mlp.up_proj.weight";
+    fs::copy(at("wide"), at(name));
+    std::map<std::string, std::vector<float>> values;
+    std::vector<NamedTensor> tensors;
+    for (const std::string& tensor : wide.tensor_names()) {
+      const TensorView view = wide.tensor(tensor);
+      std::vector<float>& own = values[tensor];
+      own.resize(static_cast<size_t>(view.num_elements()));
+      convert_to_float(view.dtype, view.data, own);
+      for (float& value : own) value *= tensor == up ? factor : 1.0f;
+      tensors.push_back({tensor, DType::F32, view.shape, std::as_bytes(std::span(own))});
+    }
+    fs::remove(at(name + "/model.safetensors"));
+    write_safetensors(at(name + "/model.safetensors"), std::move(tensors));
+    make(at(name).string(), name + "-ct", "passes:\n  - rtn: {bits: 4, group_size: 32}\n");
+    for (const char* const format : {"gguf", "q4_0", "q8_0"}) {
+      SCOPED_TRACE(format);
+      const Outcome outcome = exported(name + "-ct", name + "-" + format + ".gguf", format);
+      ASSERT_EQ(outcome.status, 0) << outcome.err;
+      const Json result = Json::parse(outcome.out);
+      for (const Json& tensor : result.at("tensors")) {
+        const bool is_up = tensor["name"] == "blk.0.ffn_up.weight";
+        EXPECT_EQ(tensor["type"] == "BF16", is_up) << tensor;
+        if (!is_up) continue;
+        EXPECT_LT(tensor["relative_error"], 0x1p-8);
+        EXPECT_EQ(tensor["why"], "float16 does not hold its scales");
+      }
+    }
+  }
+  for (const char* const format : {"gptq", "awq-gemm"}) {
+    SCOPED_TRACE(format);
+    for (const char* const name : {"small", "large"}) {
+      const Json result = export_to(std::string(name) + "-ct", std::string(name) + "-" + format, format);
+      EXPECT_EQ(count(result, "decoded"), 1) << result;
+      for (const Json& layer : result.at("layers")) {
+        const bool is_up = layer["name"] == "model.layers.0.mlp.up_proj";
+        EXPECT_EQ(layer["passage"] == "decoded", is_up) << layer;
+        EXPECT_LT(layer["relative_error"], 0x1p-8) << layer;
+      }
+      refused(std::string(name) + "-ct", format, {"--lossless", "up_proj", "float16"}, "--lossless");
+    }
+  }
+  // Without codes the type is as asked, and a matrix of zeros is refused.
+  const Outcome zeros = exported("small", "zeros.gguf", "q4_k");
+  EXPECT_EQ(zeros.status, 1);
+  EXPECT_NE(zeros.err.find("blk.0.ffn_up.weight: its numbers are too small for Q4_K"), std::string::npos) << zeros.err;
+  EXPECT_FALSE(fs::exists(at("zeros.gguf")));
+}
+
+// Not the temporary folder that it is imported into.
+TEST_F(Export, MessagesNameTheFile) {
+  const fs::path model = fs::path(kSourceFolder) / "tests/golden/gguf/llama_gqa_untied.gguf";
+  const Outcome outcome = run_pare({"export", model.string(), at("x.gguf").string(), "--format", "q4_0", "--lossless"});
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.err.find("'" + model.string() + "': 'model.embed_tokens.weight' would change"), std::string::npos)
+      << outcome.err;
+  EXPECT_EQ(outcome.err.find("pare-import"), std::string::npos) << outcome.err;
+}
+
+TEST_F(Export, AFolderIsNotNamedLikeAFile) {
+  const Outcome outcome = exported("missing", "x.gguf", "gptq");
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_NE(outcome.err.find("ends in .gguf"), std::string::npos) << outcome.err;
+}
+
 // Blocks that were rounded to least squares have scales of both signs. Every weight has the value that the file's own
 // blocks are decoded to.
 TEST_F(Export, BlocksOfEveryTypePassOrAreDecoded) {
@@ -685,6 +807,11 @@ TEST_F(Export, StatisticsBecomeAnImatrixAndWeighErrors) {
       run_pare({"calibrate", at("r.yaml").string(), at("s.h5").string(), "--imatrix", (at("").string() + "./s.h5")});
   EXPECT_EQ(outcome.status, 1);
   EXPECT_NE(outcome.err.find("different names"), std::string::npos) << outcome.err;
+  const std::string nowhere = at("nowhere/i.gguf").string();
+  outcome = run_pare({"calibrate", at("r.yaml").string(), at("s.h5").string(), "--imatrix", nowhere});
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.err.find("'" + nowhere + "': its folder does not exist"), std::string::npos) << outcome.err;
+  EXPECT_FALSE(fs::exists(at("s.h5")));
   outcome = run_pare(calibrate);
   EXPECT_EQ(outcome.status, 1);
   EXPECT_NE(outcome.err.find("i.gguf"), std::string::npos) << outcome.err;
@@ -751,6 +878,7 @@ TEST_F(Export, DroppedInputsAreSaid) {
     const Json result = export_to("sparse", format, format);
     EXPECT_NE(result.at("events").dump().find("small inputs of 5 layers are dropped"), std::string::npos) << result;
     const Json manifest = Json::parse(bytes(std::string(format) + "/pare.json"));
+    EXPECT_EQ(manifest.at("events"), result.at("events"));
     ASSERT_EQ(manifest.at("engines").size(), 4u);
     for (const Json& engine : manifest.at("engines")) {
       // pare itself has none.

@@ -163,6 +163,36 @@ TEST_P(ExportedFamily, ComesBackAsItWas) {
   EXPECT_EQ(Tokenizer::open(out).encode(text, true), Tokenizer::open(model).encode(text, true));
 }
 
+// Blocks of a file are those of its export, whatever order of rows the family has. What makes keys and values of a
+// latent is turned, and decoded.
+TEST_P(ExportedFamily, BlocksOfAFileAreCopied) {
+  TemporaryFolder folder;
+  const fs::path first = folder.path() / "first.gguf", second = folder.path() / "second.gguf";
+  import_model(kGolden + "gguf/" + GetParam() + ".gguf", folder.path() / "model", {});
+  for (const char* const type : {"q4_1", "q5_1"}) {
+    SCOPED_TRACE(type);
+    for (const fs::path& file : {first, second, folder.path() / "again"}) fs::remove_all(file);
+    export_gguf(Checkpoint::open(folder.path() / "model"), first, format(type));
+    import_model(first, folder.path() / "again", {.tokenizer = {}, .codes = GgufCodes::kept, .progress = {}});
+    const Checkpoint again = Checkpoint::open(folder.path() / "again");
+    for (const char* const asked : {"gguf", type}) {
+      fs::remove(second);
+      const GgufExport result = export_gguf(again, second, format(asked), {.source = first});
+      const GgufFile expected = GgufFile::open(first), found = GgufFile::open(second);
+      for (const GgufExportedTensor& tensor : result.tensors) {
+        const bool is_turned = tensor.name.ends_with("attn_k_b.weight") || tensor.name.ends_with("attn_v_b.weight");
+        // Factors of RoPE are computed of frequencies.
+        const bool is_computed = tensor.name.starts_with("rope_factors");
+        if (is_turned || is_computed || !expected.tensors().contains(tensor.name)) continue;
+        EXPECT_TRUE(tensor.is_lossless) << tensor.name;
+        EXPECT_EQ(tensor.type, expected.tensor(tensor.name).type) << tensor.name;
+        EXPECT_TRUE(std::ranges::equal(found.tensor(tensor.name).data, expected.tensor(tensor.name).data))
+            << tensor.name;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, ExportedFamily, testing::ValuesIn(families()),
                          [](const auto& param) { return param.param; });
 

@@ -397,6 +397,38 @@ TEST(ImportGguf, ExpertsWithFactorsDoNotKeepTheirCodes) {
   EXPECT_FALSE(keeps_codes());
 }
 
+// The codes of attn_v alone would be half its weight. attn_o has none, and keeps them.
+TEST(ImportGguf, LinearsWithFactorsDoNotKeepTheirCodes) {
+  TemporaryFolder folder;
+  GgufDraft draft = small_gguf();
+  draft.set_integer("llama.embedding_length", 32);
+  for (GgufDraft::Tensor& tensor : draft.tensors) {
+    std::ranges::replace(tensor.shape, int64_t{8}, int64_t{32});
+    const int64_t num_elements = tensor.shape.size() == 1 ? tensor.shape[0] : tensor.shape[0] * tensor.shape[1];
+    tensor.data.resize(static_cast<size_t>(num_elements) * sizeof(float));
+  }
+  std::string blocks;
+  for (int row = 0; row < 32; ++row) blocks += GgufDraft::bytes_of<uint16_t>(0x3c00) + std::string(16, '\xcc');
+  for (const char* const name : {"blk.0.attn_v.weight", "blk.0.attn_output.weight"}) {
+    draft.tensor(name).type = 2;  // Q4_0: 1 (12 - 8)
+    draft.tensor(name).data = blocks;
+  }
+  draft.add("blk.0.attn_v.scale", {1});
+  fill(draft.tensor("blk.0.attn_v.scale"), 0.5f);
+  write_file_atomically(folder.path() / "m.gguf", draft.file());
+  import_model(folder.path() / "m.gguf", folder.path() / "model",
+               {.tokenizer = {}, .codes = GgufCodes::kept, .progress = {}});
+  const Checkpoint checkpoint = Checkpoint::open(folder.path() / "model");
+  const BlockDescription& block = checkpoint.description().blocks[0];
+  EXPECT_FALSE(checkpoint.stored_scheme(block.v));
+  EXPECT_TRUE(checkpoint.stored_scheme(block.o));
+  for (const auto& [linear, value] : {std::pair{block.v, 2.0f}, {block.o, 4.0f}}) {
+    std::vector<float> row(32);
+    weight_rows(checkpoint.linear(linear), 0, 1, row);
+    EXPECT_EQ(row, std::vector<float>(32, value)) << linear.name;
+  }
+}
+
 TEST(ImportGguf, ArchitecturesWithAndWithoutExpertsAreTwo) {
   GgufDraft draft = small_gguf_of("gemma");
   draft.set_integer("gemma.expert_count", 4);
