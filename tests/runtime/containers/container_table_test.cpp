@@ -366,7 +366,7 @@ TEST(ContainerFormat, RefusesWithWhatIsExpectedAndWhatWouldFit) {
   refused("compressed-tensors", {.bits = 8, .input = kAbsolute}, {"cannot hold outliers"});
   refused("compressed-tensors", {.bits = 5}, {"5 bits"});
 
-  refused("bitsandbytes", groups, {"expected 8 bits", "found 4", "int-quantized"});
+  refused("bitsandbytes", groups, {"expected 8 bits", "found 4", "pack-quantized"});
   refused("bitsandbytes", {.bits = 8}, {"inputs", "found float", "compressed-tensors"});
   refused("bitsandbytes", {.bits = 8, .input = kRelative}, {"absolute", "pare-int8"});
   refused("bitsandbytes", {.bits = 8, .input = kColumns}, {"absolute", "pare-int8"});
