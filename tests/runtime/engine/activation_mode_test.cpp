@@ -158,7 +158,7 @@ TEST(ActivationMode, Bf16RoundsInputsOfAllLinears) {
 }
 
 TEST(ActivationMode, Bf16LeavesOutWhatIsRoundedOtherwise) {
-  LinearWeights weights = plain::random_weights({16, DType::BF16}, 16, 64, false, 3).weights;
+  LinearWeights weights = plain::random_weights({4, DType::BF16, 32}, 16, 64, false, 3).weights;
   EXPECT_TRUE(rounds_to_bf16(weights));
   weights.has_sparse_input = true;
   EXPECT_FALSE(rounds_to_bf16(weights));
@@ -166,7 +166,7 @@ TEST(ActivationMode, Bf16LeavesOutWhatIsRoundedOtherwise) {
   weights.input.type = InputType::int8;
   EXPECT_FALSE(rounds_to_bf16(weights));
 
-  std::vector<LinearWeights> parts(2, plain::random_weights({16, DType::BF16}, 16, 64, false, 3).weights);
+  std::vector<LinearWeights> parts(2, plain::random_weights({4, DType::BF16, 32}, 16, 64, false, 3).weights);
   for (LinearWeights& part : parts) change_of(ActivationMode::bf16)(part);
   settle_inputs(parts);
   EXPECT_TRUE(parts[0].has_bf16_input && parts[1].has_bf16_input);
