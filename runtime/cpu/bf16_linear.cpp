@@ -26,8 +26,10 @@ namespace pare::runtime {
 namespace {
 
 constexpr int64_t kBlockRows = 512;
-// Where every thread has rows of its own, as those of experts, each keeps less memory.
-constexpr int64_t kBlockRowsOfThread = 128;
+// Fewer rows at a time where those would take more memory than this, and where every thread has rows of its own, as
+// those of experts.
+constexpr int64_t kMaxBlockBytes = int64_t{16} << 20;
+constexpr int64_t kFewBlockRows = 128;
 constexpr int64_t kBlockK = 192;  // a strip's parts take 36 KiB of 48 KiB of L1
 constexpr int64_t kTaskTiles = 8;
 // Tasks with fewer tiles than this read the strips too often, so the rows are divided first.
@@ -129,7 +131,9 @@ int64_t CpuPackedLinear::bf16_block_k(const InputLayout& layout) {
 
 void CpuPackedLinear::gemm_bf16(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y,
                                 int64_t y_stride) const {
-  const int64_t num_blocks = divide_up(num_rows, omp_in_parallel() ? kBlockRowsOfThread : kBlockRows);
+  const int64_t fitting_rows = kMaxBlockBytes / (2 * kInputParts * num_in_);
+  const int64_t max_rows = omp_in_parallel() ? kFewBlockRows : std::clamp(fitting_rows, kFewBlockRows, kBlockRows);
+  const int64_t num_blocks = divide_up(num_rows, max_rows);
   const int64_t block_rows = round_up(divide_up(num_rows, num_blocks), kBf16StripRows);
   for (int64_t row = 0; row < num_rows; row += block_rows) {
     const int64_t rows = std::min(block_rows, num_rows - row);

@@ -35,8 +35,8 @@ class CpuPackedLinear final : public PackedLinear {
 
   // y_RO = x_RI W^T + b, all rows dense. Weights are read once for up to LinearKernels::max_gemv_rows rows (decode),
   // and once per at most 512 rows beyond (prefill). Prefill keeps scratch of 1.2 MiB or 64 rows of x per thread. On AMX
-  // that is 0.8 MiB per thread, and of the calling thread 6 bytes for each input of 512 rows, or of 128 inside a
-  // parallel region.
+  // that is 0.8 MiB per thread, and of the calling thread 16 MiB or 6 bytes for each input of 128 rows. Inside a
+  // parallel region it is the latter.
   // The bits of y do not depend on the number of threads. Inside a parallel region the calling thread works alone.
   // Decode and prefill round differently. The larger of num_rows and batch_rows (LinearInput::prepare) chooses between
   // them. is_step: the rows are tokens of as many texts, which are decoded together. Then up to
