@@ -60,5 +60,41 @@ struct MachineTiles {
   }
 };
 
+// Tiles 0 and 1 become sums of two panels side by side, 16 rows each, and 2 and 3 the next 16 rows if kRowTiles is 2.
+// Sums have 4 bytes, and rows lie `stride` of them apart. Null sums are zeros.
+template <class Tiles, int kRowTiles, class T>
+void load_sums(const T* sums, int64_t stride) {
+  constexpr int64_t kPanelSums = kAmxRowBytes / 4;
+  if (sums == nullptr) {
+    Tiles::template zero<0>();
+    Tiles::template zero<1>();
+    if constexpr (kRowTiles == 2) {
+      Tiles::template zero<2>();
+      Tiles::template zero<3>();
+    }
+    return;
+  }
+  const T* const lower = sums + kAmxTileRows * stride;
+  Tiles::template load<0>(sums, stride * 4);
+  Tiles::template load<1>(sums + kPanelSums, stride * 4);
+  if constexpr (kRowTiles == 2) {
+    Tiles::template load<2>(lower, stride * 4);
+    Tiles::template load<3>(lower + kPanelSums, stride * 4);
+  }
+}
+
+// Stores the same tiles.
+template <class Tiles, int kRowTiles, class T>
+void store_sums(T* sums, int64_t stride) {
+  constexpr int64_t kPanelSums = kAmxRowBytes / 4;
+  T* const lower = sums + kAmxTileRows * stride;
+  Tiles::template store<0>(sums, stride * 4);
+  Tiles::template store<1>(sums + kPanelSums, stride * 4);
+  if constexpr (kRowTiles == 2) {
+    Tiles::template store<2>(lower, stride * 4);
+    Tiles::template store<3>(lower + kPanelSums, stride * 4);
+  }
+}
+
 }  // namespace
 }  // namespace pare::runtime

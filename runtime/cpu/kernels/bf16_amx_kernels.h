@@ -17,24 +17,8 @@ namespace {
 template <class Tiles, int kRowTiles, int kParts, int kPartsOfInput = kInputParts>
 void bf16_amx_tile(const uint8_t* strip, const Bf16Panels& weights, int64_t num_tiles, const float* start,
                    int64_t start_stride, float* sums, int64_t sums_stride) {
-  constexpr int64_t kPanelFloats = 16;
   constexpr int64_t kPartBytes = kRowTiles * kAmxTileBytes;  // of a strip's 32 positions
-  if (start != nullptr) {
-    const float* const lower = start + kAmxTileRows * start_stride;
-    Tiles::template load<0>(start, start_stride * 4);
-    Tiles::template load<1>(start + kPanelFloats, start_stride * 4);
-    if constexpr (kRowTiles == 2) {
-      Tiles::template load<2>(lower, start_stride * 4);
-      Tiles::template load<3>(lower + kPanelFloats, start_stride * 4);
-    }
-  } else {
-    Tiles::template zero<0>();
-    Tiles::template zero<1>();
-    if constexpr (kRowTiles == 2) {
-      Tiles::template zero<2>();
-      Tiles::template zero<3>();
-    }
-  }
+  load_sums<Tiles, kRowTiles>(start, start_stride);
   const uint8_t* panel_0 = weights.panels[0];
   const uint8_t* panel_1 = weights.panels[1];
   for (int64_t tile = 0; tile < num_tiles; ++tile) {
@@ -58,13 +42,7 @@ void bf16_amx_tile(const uint8_t* strip, const Bf16Panels& weights, int64_t num_
     panel_1 += kAmxTileBytes;
     strip += kPartsOfInput * kPartBytes;
   }
-  float* const lower = sums + kAmxTileRows * sums_stride;
-  Tiles::template store<0>(sums, sums_stride * 4);
-  Tiles::template store<1>(sums + kPanelFloats, sums_stride * 4);
-  if constexpr (kRowTiles == 2) {
-    Tiles::template store<2>(lower, sums_stride * 4);
-    Tiles::template store<3>(lower + kPanelFloats, sums_stride * 4);
-  }
+  store_sums<Tiles, kRowTiles>(sums, sums_stride);
 }
 
 // Four products of tiles. Their values do not matter.

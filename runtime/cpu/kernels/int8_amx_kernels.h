@@ -36,23 +36,7 @@ inline void pack_amx_strip(const int8_t* codes, int64_t stride, int64_t num_rows
 template <class Tiles, int kRowTiles>
 void amx_tile(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k, bool accumulate, const int32_t*,
               int32_t* acc, int64_t acc_stride) {
-  const int64_t acc_bytes = acc_stride * 4;
-  int32_t* const lower = acc + kAmxTileRows * acc_stride;
-  if (accumulate) {
-    Tiles::template load<0>(acc, acc_bytes);
-    Tiles::template load<1>(acc + kPanel, acc_bytes);
-    if constexpr (kRowTiles == 2) {
-      Tiles::template load<2>(lower, acc_bytes);
-      Tiles::template load<3>(lower + kPanel, acc_bytes);
-    }
-  } else {
-    Tiles::template zero<0>();
-    Tiles::template zero<1>();
-    if constexpr (kRowTiles == 2) {
-      Tiles::template zero<2>();
-      Tiles::template zero<3>();
-    }
-  }
+  load_sums<Tiles, kRowTiles>(accumulate ? acc : nullptr, acc_stride);
   const uint8_t* const panel_0 = panels[0];
   const uint8_t* const panel_1 = panels[1];
   for (int64_t byte = 0; byte < num_k * 16; byte += kAmxTileBytes) {
@@ -68,12 +52,7 @@ void amx_tile(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k,
     }
     strip += kRowTiles * kAmxTileBytes;
   }
-  Tiles::template store<0>(acc, acc_bytes);
-  Tiles::template store<1>(acc + kPanel, acc_bytes);
-  if constexpr (kRowTiles == 2) {
-    Tiles::template store<2>(lower, acc_bytes);
-    Tiles::template store<3>(lower + kPanel, acc_bytes);
-  }
+  store_sums<Tiles, kRowTiles>(acc, acc_stride);
 }
 
 template <class Tiles, int kRowTiles>
