@@ -413,7 +413,10 @@ void plan_storage(const std::string& container, LayerPlan& layer) {
 void check_not_quantized(const runtime::Checkpoint& checkpoint) {
   const std::string name = "'" + checkpoint.directory().string() + "'";
   if (checkpoint.is_quantized()) {
-    throw std::invalid_argument(name + " is quantized already; start from the original checkpoint (F32, F16 or BF16)");
+    throw std::invalid_argument(name +
+                                " is quantized already; start from the original checkpoint (F32, F16 or BF16), " +
+                                "or, at the cost of a second rounding, from a dense export of this one (pare export " +
+                                "DIR OUT --format dense)");
   }
   if (!checkpoint.sparsity_thresholds().empty()) {
     throw std::invalid_argument(name + " drops small inputs already (activation_sparsity); start from the original " +
