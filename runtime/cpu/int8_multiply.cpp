@@ -306,22 +306,53 @@ class RowBlock {
     }
   }
 
+  // All groups of a row but its last, which has a finish, join the totals of a strip at once where a path can.
   void multiply_groups(int64_t panel, int64_t end_panel, int64_t begin_group, int64_t end_group, int64_t row,
-                       const uint8_t* const* block_lines) const {
+                       const uint8_t* const* lines) const {
+    const int64_t count = std::min<int64_t>(tiles_.rows, num_rows_ - row);
+    int64_t group = begin_group;
+    const int64_t fused_end = std::min(end_group, run_.num_groups - 1);
+    if (tiles_.groups[count - 1] && offsets_ == nullptr && begin_group < fused_end) {
+      add_groups(panel, end_panel, begin_group, fused_end, row, lines);
+      group = fused_end;
+    }
+    if (group < end_group) finish_groups(panel, end_panel, begin_group, group, end_group, row, lines);
+  }
+
+  // Adds groups [begin_group, end_group) to the totals of a strip.
+  void add_groups(int64_t panel, int64_t end_panel, int64_t begin_group, int64_t end_group, int64_t row,
+                  const uint8_t* const* lines) const {
+    const uint8_t* scales[kMaxInt8TilePanels];
+    for (int64_t p = 0; p < tiles_.panels; ++p) {
+      scales[p] = scales_of(panel + p < end_panel ? panel + p : panel, begin_group);
+    }
+    const int64_t count = std::min<int64_t>(tiles_.rows, num_rows_ - row);
+    tiles_.groups[count - 1]({.strip = strip(row, begin_group * padded_len_),
+                              .num_rows = count,
+                              .panels = lines,
+                              .scales = scales,
+                              .scale_format = run_.scale_format,
+                              .num_k = padded_len_,
+                              .num_groups = end_group - begin_group,
+                              .starts = starts_,
+                              .group_scales = group_scales_of(row, begin_group),
+                              .group_scales_stride = run_.num_groups,
+                              .is_first_group = begin_group == 0,
+                              .totals = totals_of(row),
+                              .totals_stride = tile_outs_});
+  }
+
+  // The same for groups [group, end_group) of a block that begins at begin_group, one by one, and for a row's last one.
+  void finish_groups(int64_t panel, int64_t end_panel, int64_t begin_group, int64_t group, int64_t end_group,
+                     int64_t row, const uint8_t* const* block_lines) const {
     alignas(64) int32_t acc[kMaxInt8TileRows * kMaxInt8TilePanels * kPanel];
     const uint8_t* lines[kMaxInt8TilePanels];
     PanelFinish finishes[kMaxInt8TilePanels];
     for (int64_t p = 0; p < tiles_.panels; ++p) {
-      lines[p] = block_lines[p];
-      if (panel + p < end_panel) finishes[p] = finish_of(panel, p, begin_group, begin_group, row);
+      lines[p] = block_lines[p] + (group - begin_group) * padded_len_ * kBytesPerK;
+      if (panel + p < end_panel) finishes[p] = finish_of(panel, p, group, begin_group, row);
     }
     const int64_t count = std::min<int64_t>(tiles_.rows, num_rows_ - row);
-    int64_t group = begin_group;
-    const int64_t fused_end = std::min(end_group, run_.num_groups - 1);  // a row's last group has a finish
-    if (tiles_.groups[count - 1] && offsets_ == nullptr && begin_group < fused_end) {
-      add_groups(end_panel - panel, begin_group, fused_end, row, lines, finishes);
-      group = fused_end;
-    }
     for (; group < end_group; ++group) {
       tiles_.tile[count - 1](strip(row, group * padded_len_), lines, padded_len_, false, starts_of(group, begin_group),
                              acc, tile_outs_);
@@ -330,53 +361,37 @@ class RowBlock {
         finishes[p].is_first_group = group == 0;
         finishes[p].is_last_group = group + 1 == run_.num_groups;
         kernels_.finish(acc + p * kPanel, tile_outs_, count, finishes[p]);
-        advance(finishes[p], 1);
+        advance(finishes[p]);
       }
     }
   }
 
-  // Adds groups [begin_group, end_group) to the totals of a strip, and moves lines and finishes behind them.
-  void add_groups(int64_t num_panels, int64_t begin_group, int64_t end_group, int64_t row, const uint8_t** lines,
-                  PanelFinish* finishes) const {
-    const uint8_t* scales[kMaxInt8TilePanels];
-    for (int64_t p = 0; p < tiles_.panels; ++p) scales[p] = finishes[p < num_panels ? p : 0].scales;
-    const int64_t num_groups = end_group - begin_group;
-    const Int8Groups groups{.strip = strip(row, begin_group * padded_len_),
-                            .num_rows = std::min<int64_t>(tiles_.rows, num_rows_ - row),
-                            .panels = lines,
-                            .scales = scales,
-                            .scale_format = run_.scale_format,
-                            .num_k = padded_len_,
-                            .num_groups = num_groups,
-                            .starts = starts_,
-                            .group_scales = finishes[0].group_scales,
-                            .group_scales_stride = finishes[0].group_scales_stride,
-                            .is_first_group = begin_group == 0,
-                            .totals = finishes[0].totals,
-                            .totals_stride = tile_outs_};
-    tiles_.groups[std::min<int64_t>(tiles_.rows, num_rows_ - row) - 1](groups);
-    for (int64_t p = 0; p < tiles_.panels; ++p) lines[p] += num_groups * padded_len_ * kBytesPerK;
-    for (int64_t p = 0; p < num_panels; ++p) advance(finishes[p], num_groups);
+  const uint8_t* scales_of(int64_t panel, int64_t group) const {
+    return run_.scales + panel * product_.panel_scale_bytes + group * scale_line_bytes(run_.scale_format);
   }
+  // Returns null where rows have no scales of groups.
+  const float* group_scales_of(int64_t row, int64_t group) const {
+    const float* const scales = product_.rows.group_scales;
+    return scales == nullptr ? nullptr : scales + (begin_row_ + row) * run_.num_groups + group;
+  }
+  float* totals_of(int64_t row) const { return reinterpret_cast<float*>(acc_) + row * tile_outs_; }
 
-  void advance(PanelFinish& finish, int64_t num_groups) const {
-    finish.scales += num_groups * scale_line_bytes(run_.scale_format);
-    finish.sums += num_groups * kPanel;
-    if (finish.group_scales) finish.group_scales += num_groups;
+  // Moves a finish to the next group.
+  void advance(PanelFinish& finish) const {
+    finish.scales += scale_line_bytes(run_.scale_format);
+    finish.sums += kPanel;
+    if (finish.group_scales) ++finish.group_scales;
   }
 
   PanelFinish finish_of(int64_t panel, int64_t p, int64_t group, int64_t begin_group, int64_t row) const {
     PanelFinish finish = product_.finish_of(begin_row_ + row, panel + p);
-    finish.scales =
-        run_.scales + (panel + p) * product_.panel_scale_bytes + group * scale_line_bytes(run_.scale_format);
+    finish.scales = scales_of(panel + p, group);
     finish.offsets = offsets_ ? offsets_ + row : nullptr;
     finish.sums = sums_of(panel, p, group, begin_group);
-    finish.totals = reinterpret_cast<float*>(acc_) + row * tile_outs_ + p * kPanel;
+    finish.totals = totals_of(row) + p * kPanel;
     finish.totals_stride = tile_outs_;
     finish.group_scales_stride = run_.num_groups;
-    if (product_.rows.group_scales) {
-      finish.group_scales = product_.rows.group_scales + (begin_row_ + row) * run_.num_groups + group;
-    }
+    finish.group_scales = group_scales_of(row, group);
     finish.outliers = outliers_ + row * product_.num_outliers();
     finish.outliers_stride = tiles_.rows;
     finish.is_first_group = finish.is_last_group = true;
@@ -466,7 +481,7 @@ void multiply_many(const Product& product, int64_t num_rows, int max_threads) {
 
 const Int8Kernels& int8_kernels(Isa isa) {
   require_isa(isa);
-  return isa == Isa::amx ? int8_kernels_amx() : isa == Isa::vnni ? int8_kernels_vnni() : int8_kernels_avx2();
+  return isa == Isa::amx ? int8_kernels_amx() : isa >= Isa::vnni ? int8_kernels_vnni() : int8_kernels_avx2();
 }
 
 void sum_int8_panels(const PanelRun& run, int32_t* sums) {
