@@ -141,7 +141,7 @@ def crowded_folders(files, root):
     for file in files:
         if file.name.endswith("_test.cpp") or file.name.startswith("fuzz_"):
             continue
-        stem = re.sub(r"_(avx2|avx512|vnni|amx)?(_?kernels)?$", "", file.stem)
+        stem = re.sub(r"_(avx2|avx512|vnni|avx512bf16|amx)?(_?kernels)?$", "", file.stem)
         modules.setdefault(file.parent.relative_to(root).as_posix(), set()).add(stem)
     for folder, names in sorted(modules.items()):
         if len(names) > MAX_MODULES:

@@ -13,10 +13,10 @@ import subprocess
 import sys
 import tempfile
 
-WIDE = re.compile(r"_(avx512|vnni|amx)\.cpp\.o\b|planted_avx512\.o\b")
+WIDE = re.compile(r"_(avx512|vnni|avx512bf16|amx)\.cpp\.o\b|planted_avx512\.o\b")
 # Data that holds a pointer, which every object with exceptions has: no code.
 POINTERS = re.compile(r"^DW\.ref\.")
-EXPECTED_OBJECTS = 10
+EXPECTED_OBJECTS = 11
 PLANTED = """
 template <typename T>
 [[gnu::noinline]] T twice(T value) { return value + value; }

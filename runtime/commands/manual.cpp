@@ -15,7 +15,7 @@ namespace {
 // The environment variables that both programs read, themselves or through OpenMP.
 const std::vector<std::pair<std::string, std::string>>& environment_variables() {
   static const std::vector<std::pair<std::string, std::string>> variables = {
-      {kIsaVariable, "the widest instruction set that kernels may use: avx2, avx512, vnni or amx"},
+      {kIsaVariable, "the widest instruction set that kernels may use: avx2, avx512, vnni, avx512bf16 or amx"},
       {"OMP_NUM_THREADS", "the number of threads where --threads is not given"},
       {"OMP_WAIT_POLICY", "how threads wait for one another; without it and GOMP_SPINCOUNT the program decides"},
       {"GOMP_SPINCOUNT", "how often a waiting thread looks before it sleeps"},

@@ -1,4 +1,4 @@
-// CpuPackedLinear for many rows on matrix instructions of bfloat16 (bf16_kernels.h), with the accuracy of float32.
+// CpuPackedLinear for many rows on instructions that multiply bfloat16 (bf16_kernels.h), with the accuracy of float32.
 //
 // The threads first pack up to kBlockRows rows as their parts. A task then takes the outputs of some tiles of two
 // panels. It walks over K in blocks. A block's weights are expanded once and stay in L2. A strip of rows stays in L1
@@ -123,6 +123,21 @@ CpuPackedLinear::Bf16Plan CpuPackedLinear::bf16_plan(const Part& part, int64_t g
   return {.num_parts = num_parts};
 }
 
+// AMX multiplies parts of all inputs and weights. AVX512-BF16 pays where both have one.
+void CpuPackedLinear::choose_bf16_kernels(Isa isa) {
+  const auto has_one_part = [&](const Part& part) {
+    return bf16_plan(part, layouts_[part.layout].group_len).num_parts == 1;
+  };
+  if (isa == Isa::amx) {
+    bf16_kernels_ = &bf16_kernels_amx();
+  } else if (isa == Isa::avx512bf16 && has_bf16_input_ && std::all_of(parts_.begin(), parts_.end(), has_one_part)) {
+    bf16_kernels_ = &bf16_kernels_avx512bf16();
+  } else {
+    return;
+  }
+  isa_ = isa;
+}
+
 // Positions of a block: whole groups, where one fits into it.
 int64_t CpuPackedLinear::bf16_block_k(const InputLayout& layout) {
   const int64_t group_len = layout.group_len;
@@ -170,7 +185,7 @@ void CpuPackedLinear::multiply_bf16_rows(size_t layout_index, const float* x_RI,
                        strips + strip * strip_bytes);
       });
     }
-    bf16_kernels_->begin_task();
+    if (bf16_kernels_->begin_task) bf16_kernels_->begin_task();
 #pragma omp for schedule(dynamic)
     for (int64_t index = 0; index < grid.strip_tasks * grid.tile_tasks; ++index) {
       const int64_t tile_task = index % grid.tile_tasks, strip_task = index / grid.tile_tasks;
@@ -190,7 +205,7 @@ void CpuPackedLinear::multiply_bf16_rows(size_t layout_index, const float* x_RI,
                            range);
       });
     }
-    bf16_kernels_->end_task();
+    if (bf16_kernels_->end_task) bf16_kernels_->end_task();
   }
   error.rethrow();
 }
@@ -273,6 +288,10 @@ void CpuPackedLinear::multiply_bf16_strip(const Bf16Strip& strip, const Bf16Tile
     if (strip.ends) {
       add_scaled_bf16_sums(strip.sums, strip.num_rows, tile.scales, tile.bias, 0, dst, dst_stride);
     }
+  } else if (has_bf16_input_ && bf16_kernels_->rounded_groups[0] != nullptr) {
+    bf16_kernels_->rounded_groups[strip.num_rows > 16](strip.x, tile.panels, strip.num_k / tile.num_groups / kBf16TileK,
+                                                       tile.num_groups, tile.scales, start, start_stride, dst,
+                                                       dst_stride);
   } else {
     alignas(64) float raw[kStripSums];
     const int64_t group_tiles = strip.num_k / tile.num_groups / kBf16TileK;

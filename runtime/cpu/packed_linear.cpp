@@ -82,10 +82,9 @@ std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeig
   if (parts.empty()) throw std::invalid_argument("pack_linear: expected at least one linear, found none");
   std::unique_ptr<CpuPackedLinear> packed(new CpuPackedLinear);
   const bool is_wide = float_isa(isa) == Isa::avx512;
-  packed->isa_ = isa == Isa::amx ? isa : float_isa(isa);
+  packed->isa_ = float_isa(isa);
   packed->kernels_ = is_wide ? &linear_kernels_avx512() : &linear_kernels_avx2();
   packed->column_kernels_ = is_wide ? &column_kernels_avx512() : &column_kernels_avx2();
-  packed->bf16_kernels_ = isa == Isa::amx ? &bf16_kernels_amx() : nullptr;
   packed->digit_kernels_ = digit_kernels(isa);
   packed->num_threads_ = num_threads;
   packed->num_in_ = parts[0].num_in();
@@ -123,6 +122,7 @@ std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeig
     packed->num_panels_ += part.num_panels;
     packed->parts_.push_back(std::move(part));
   }
+  packed->choose_bf16_kernels(isa);
   return packed;
 }
 

@@ -179,6 +179,7 @@ class CpuPackedLinear final : public PackedLinear {
     int64_t y_stride = 0;
   };
   int input_parts() const { return has_bf16_input_ ? 1 : kInputParts; }
+  void choose_bf16_kernels(Isa isa);
   static Bf16Plan bf16_plan(const Part& part, int64_t group_len);
   static int64_t bf16_block_k(const InputLayout& layout);
   void gemm_bf16(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride) const;
@@ -203,7 +204,7 @@ class CpuPackedLinear final : public PackedLinear {
   const LinearKernels* kernels_ = nullptr;
   const ColumnKernels* column_kernels_ = nullptr;
   const DigitKernels* digit_kernels_ = nullptr;  // null: the instruction set has none
-  const Bf16Kernels* bf16_kernels_ = nullptr;    // the same
+  const Bf16Kernels* bf16_kernels_ = nullptr;    // null: many rows are multiplied by FMAs
   Isa isa_ = Isa::avx2;
   int num_threads_ = 0;
   int64_t num_out_ = 0;
@@ -221,8 +222,8 @@ class CpuPackedLinear final : public PackedLinear {
 // Packs linears that share their input, stacked along O in the given order; each may have its own precision. A 2:4
 // weight of bf16, f16, int8 or int4 is packed as its kept values alone (packed_format); other patterns are packed with
 // their zeros. A single linear with sparse inputs is packed in column panels, if its format has them and is not 2:4.
-// Inputs in bfloat16 are rounded by the products, on AMX at no cost. num_threads <= 0: OpenMP decides at each call. The
-// CPU must support `isa`.
+// Inputs in bfloat16 are rounded by the products, on AMX and AVX512-BF16 at no cost. num_threads <= 0: OpenMP decides
+// at each call. The CPU must support `isa`.
 // Throws std::invalid_argument if parts is empty or disagree in num_in or has_bf16_input, or if a 2:4 weight keeps more
 // than two of four. Also throws it if a dense type is not F32, F16 or BF16, or if its bytes or the bias do not fit the
 // shape. Throws what validate() throws for a quantized weight.

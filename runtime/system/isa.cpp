@@ -44,7 +44,8 @@ Isa find_widest_of_machine() {
   }
   if (!has_avx512()) return Isa::avx2;
   if (!__builtin_cpu_supports("avx512vnni")) return Isa::avx512;
-  return request_amx() ? Isa::amx : Isa::vnni;
+  if (request_amx()) return Isa::amx;
+  return __builtin_cpu_is("amd") && __builtin_cpu_supports("avx512bf16") ? Isa::avx512bf16 : Isa::vnni;
 }
 
 Isa find_widest() {
@@ -63,7 +64,7 @@ Isa find_widest() {
 }  // namespace
 
 std::string_view isa_name(Isa isa) {
-  constexpr std::string_view kNames[] = {"avx2", "avx512", "vnni", "amx"};
+  constexpr std::string_view kNames[] = {"avx2", "avx512", "vnni", "avx512bf16", "amx"};
   return kNames[static_cast<int>(isa)];
 }
 
@@ -77,7 +78,7 @@ bool supports_isa(Isa isa) {
 }
 
 Isa detect_isa() {
-  for (const Isa isa : {Isa::amx, Isa::vnni, Isa::avx512}) {
+  for (const Isa isa : {Isa::amx, Isa::avx512bf16, Isa::vnni, Isa::avx512}) {
     if (supports_isa(isa)) return isa;
   }
   return Isa::avx2;

@@ -62,6 +62,7 @@ Bf16Kernels make_bf16_amx_kernels() {
            {bf16_amx_tile<Tiles, 2, 1>, bf16_amx_tile<Tiles, 2, 2>, bf16_amx_tile<Tiles, 2, 3>}},
           {{bf16_amx_tile<Tiles, 1, 1, 1>, bf16_amx_tile<Tiles, 1, 2, 1>, bf16_amx_tile<Tiles, 1, 3, 1>},
            {bf16_amx_tile<Tiles, 2, 1, 1>, bf16_amx_tile<Tiles, 2, 2, 1>, bf16_amx_tile<Tiles, 2, 3, 1>}},
+          {},
           Tiles::configure,
           Tiles::release,
           bf16_amx_roof<Tiles>,

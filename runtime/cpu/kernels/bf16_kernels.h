@@ -51,10 +51,18 @@ struct Bf16Panels {
 using Bf16Kernel = void (*)(const uint8_t* strip, const Bf16Panels& weights, int64_t num_tiles, const float* start,
                             int64_t start_stride, float* sums, int64_t sums_stride);
 
+// The same for num_groups groups of group_tiles tiles, whose sums are multiplied by scales[group * 32 + o]. start is
+// not null.
+using Bf16GroupsKernel = void (*)(const uint8_t* strip, const Bf16Panels& weights, int64_t group_tiles,
+                                  int64_t num_groups, const float* scales, const float* start, int64_t start_stride,
+                                  float* sums, int64_t sums_stride);
+
+// A path without a product has null in its place.
 struct Bf16Kernels {
   Bf16Kernel multiply[2][kMaxWeightParts];          // [more than 16 rows][parts of a weight - 1]
   Bf16Kernel multiply_rounded[2][kMaxWeightParts];  // the same for inputs of one part
-  void (*begin_task)();                             // on each thread, before its first product
+  Bf16GroupsKernel rounded_groups[2];               // of inputs and weights of one part; null: one call for each group
+  void (*begin_task)();                             // on each thread, before its first product; null: nothing to do
   void (*end_task)();                               // after its last one
   // Runs num_rounds rounds of flops_per_round operations in registers, as exact as those of float32.
   void (*roof)(int64_t num_rounds);
@@ -86,5 +94,7 @@ void add_scaled_bf16_sums(const float* sums, int64_t num_rows, const float* scal
                           int64_t start_stride, float* dst, int64_t dst_stride);
 
 const Bf16Kernels& bf16_kernels_amx();
+// Products of inputs and weights of one part, without a roof.
+const Bf16Kernels& bf16_kernels_avx512bf16();
 
 }  // namespace pare::runtime

@@ -171,7 +171,7 @@ TEST_F(PareRuntime, WrongUsageExitsWith2) {
   expect_failure("eval m --text t --contxt 4", 2, {"--contxt", "'--context'"});
   expect_failure("eval m --text t --context four", 2, {"--context", "'four'"});
   expect_failure("eval m --text t --protocol lm-eval", 2, {"gptq, llama.cpp"});
-  expect_failure("eval m --text t --isa sse2", 2, {"avx2, avx512, vnni, amx"});
+  expect_failure("eval m --text t --isa sse2", 2, {"avx2, avx512, vnni, avx512bf16, amx"});
   expect_failure("generate m --prompt p --threads 0", 2, {"--threads", "at least 1"});
   for (const std::string words : {"generate m --prompt p", "eval m --text t", "bench m"}) {
     for (const char* threads : {"4097", "2147483648", "4294967297"}) {
@@ -345,7 +345,7 @@ TEST_F(PareRuntime, TheEnvironmentTakesInstructionSetsAway) {
     for (const std::string& part : parts) EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
   };
   refused("PARE_ISA=avx2", " --isa avx512", {"instruction set avx512", "PARE_ISA", "avx2 is the widest"});
-  refused("PARE_ISA=sse2", "", {"PARE_ISA", "avx2, avx512, vnni, amx", "'sse2'"});
+  refused("PARE_ISA=sse2", "", {"PARE_ISA", "avx2, avx512, vnni, avx512bf16, amx", "'sse2'"});
   refused("PARE_ISA=", "", {"PARE_ISA", "found ''"});
   // The test does not know whether this CPU has AMX. What --version says, every command says.
   const Outcome amx = run("--version", "env PARE_ISA=amx");

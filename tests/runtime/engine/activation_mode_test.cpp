@@ -129,11 +129,28 @@ TEST(ActivationMode, SharedInputsAreRoundedForAllOrNone) {
 
 // The oracle rounds x itself, and multiplies in double.
 TEST(ActivationMode, Bf16RoundsInputsOfAllLinears) {
-  const Format formats[] = {{16, DType::BF16},   {16, DType::F16},     {32, DType::F32},
-                            {4, DType::F16, 32}, {3, DType::BF16, 64}, {8, DType::F32, kPerChannel, false}};
+  // 192 inputs are one block of positions, and more are several.
+  struct Case {
+    Format format;
+    int64_t num_in;
+    bool has_one_part;  // one bfloat16 holds each weight, or each code of whole groups
+  };
+  const Case cases[] = {
+      {{16, DType::BF16}, 192, true},
+      {{16, DType::BF16}, 1032, true},
+      {{16, DType::F16}, 192, false},
+      {{32, DType::F32}, 192, false},
+      {{4, DType::F16, 32}, 192, true},
+      {{4, DType::F16, 32}, 1024, true},
+      {{3, DType::BF16, 64}, 192, true},
+      {{2, DType::BF16, 128, false}, 1024, true},
+      {{4, DType::BF16, 256}, 1024, false},
+      {{8, DType::F32, kPerChannel, false}, 192, true},
+      {{8, DType::F32, kPerChannel}, 1032, true},
+  };
   constexpr int64_t kRows[] = {1, 2, 4, 5, 17, 70};
-  for (const Format& format : formats) {
-    const int64_t num_in = 192, num_out = 50;
+  for (const auto& [format, num_in, has_one_part] : cases) {
+    const int64_t num_out = 50;
     plain::OwnedWeights owned = plain::random_weights(format, num_out, num_in, true, 3);
     ASSERT_TRUE(rounds_to_bf16(owned.weights)) << format.name();
     change_of(ActivationMode::bf16)(owned.weights);
@@ -147,7 +164,11 @@ TEST(ActivationMode, Bf16RoundsInputsOfAllLinears) {
     for (const Isa isa : kIsas) {
       if (!supports_isa(isa)) continue;
       const auto packed = pack_linear(isa, {&owned.weights, 1}, 2);
-      EXPECT_NE(packed->kernel_name().find(kBf16InputName), std::string::npos);
+      const std::string name = packed->kernel_name();
+      EXPECT_NE(name.find(kBf16InputName), std::string::npos);
+      if (isa == Isa::avx512bf16) {
+        EXPECT_EQ(name.find(isa_name(isa)) != std::string::npos, has_one_part) << name;
+      }
       for (const int64_t num_rows : kRows) {
         EXPECT_EQ(plain::multiply_and_compare(*packed, expected, x, num_rows), "")
             << format.name() << " " << isa_name(isa) << " R " << num_rows;
