@@ -32,7 +32,7 @@ endif
 ifneq ($(CALLERS_LLAMA_BENCH),)
 PARE_LLAMA_BENCH := $(CALLERS_LLAMA_BENCH)
 endif
-export LIBTORCH PARE_PYTHON PARE_HARNESS PARE_CACHE PARE_MINILM PARE_LLAMA_BENCH YES
+export LIBTORCH PARE_PYTHON PARE_HARNESS PARE_READERS PARE_CACHE PARE_MINILM PARE_LLAMA_BENCH YES
 # A compiler takes up to 1.3 GB, so no more run at a time than the free memory holds.
 JOBS ?= $(shell awk -v cores=$$(nproc) \
   '/^MemAvailable:/ { fit = int($$2 / 1.4e6); print fit < 1 ? 1 : fit < cores ? fit : cores }' /proc/meminfo)

@@ -21,6 +21,7 @@
 #include "runtime/containers/stored_linear.h"
 #include "runtime/files/safetensors.h"
 #include "runtime/format/stored_widths.h"
+#include "runtime/format/value_limits.h"
 #include "runtime/model/stage.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
@@ -50,7 +51,7 @@ DType exact_dtype(std::span<const float> values, DType preferred) {
 
 // Returns what the source stores of a layer, as a writer takes it.
 runtime::StoredLinear read_stored(const runtime::Checkpoint& source, const LayerExport& layer) {
-  runtime::LinearWeights weights = passing_codes(source, layer.linear);
+  runtime::LinearWeights weights = passing_codes(source, layer);
   runtime::StoredLinear stored;
   stored.input = std::move(weights.input);
   stored.input.sparsity_threshold = 0.0f;  // it stands in config.json
@@ -131,12 +132,12 @@ std::vector<float> values_of(const runtime::Checkpoint& checkpoint, const runtim
 }
 
 // Returns the values of the source's codes with the scales that a result has in place of the source's.
-std::vector<float> values_with_scales(const runtime::Checkpoint& source, const runtime::LinearDescription& linear,
+std::vector<float> values_with_scales(const runtime::Checkpoint& source, const LayerExport& layer,
                                       const std::vector<float>& scales_OG) {
-  runtime::LinearWeights weights = passing_codes(source, linear);
+  runtime::LinearWeights weights = passing_codes(source, layer);
   std::get<runtime::QuantizedWeight>(weights.weight).scales_OG = scales_OG;
-  std::vector<float> values(static_cast<size_t>(linear.num_out * linear.num_in));
-  runtime::weight_rows(weights, 0, linear.num_out, values);
+  std::vector<float> values(static_cast<size_t>(layer.linear.num_out * layer.linear.num_in));
+  runtime::weight_rows(weights, 0, layer.linear.num_out, values);
   return values;
 }
 
@@ -172,7 +173,9 @@ class Exporter {
         progress_(progress),
         model_dtype_(source.is_encoder() ? source.encoder().dtype : source.description().dtype),
         plan_(plan_export(source, *options.format, options.lossless)),
-        inputs_(input_hashes(source)) {}
+        inputs_(input_hashes(source)) {
+    check_values();
+  }
 
   ExportResult write(const fs::path& output) {
     runtime::require_disk_space(output, disk_bytes());
@@ -182,6 +185,10 @@ class Exporter {
     ExportResult result;
     for (const LayerExport& layer : plan_) result.layers.push_back({.plan = layer});
     result.engines = judge(source_, plan_);
+    if (const auto num_changed = std::ranges::count_if(plan_, &LayerExport::changes_input_rule); num_changed > 0) {
+      result.events.push_back("inputs of " + std::to_string(num_changed) + (num_changed == 1 ? " layer" : " layers") +
+                              " are rounded by LLM.int8's rule, to steps of absmax / 127 in place of absmax / 127.5");
+    }
     if (const size_t num_sparse = source_.sparsity_thresholds().size(); num_sparse > 0) {
       result.events.push_back("small inputs of " + std::to_string(num_sparse) +
                               (num_sparse == 1 ? " layer" : " layers") +
@@ -220,6 +227,29 @@ class Exporter {
     return 2 * changed + kept;
   }
 
+  // Returns what the source stores of a layer, with inputs that the format rounds by its own rule or not at all.
+  runtime::StoredLinear with_inputs_of_format(const LayerExport& layer) const {
+    runtime::StoredLinear stored = read_stored(source_, layer);
+    if (layer.drops_input_rounding) stored.input = {};
+    if (layer.changes_input_rule()) stored.input = layer.to->input;
+    return stored;
+  }
+
+  // Refuses codes that the format holds by their scheme and not by their values. An import has its weights only now.
+  void check_values() const {
+    for (const LayerExport& layer : plan_) {
+      if (layer.passage != Passage::codes) continue;
+      const runtime::ContainerFormat& container = runtime::container_format(layer.to->container);
+      if (runtime::holds_all(container, *layer.to)) continue;
+      runtime::throw_if_interrupted();
+      const runtime::Acceptance held = runtime::holds(container, with_inputs_of_format(layer), *layer.to);
+      source_.drop_pages(layer.linear);
+      if (held) continue;
+      throw std::invalid_argument("--format " + std::string(options_.format->name) + ": layer '" + layer.linear.name +
+                                  "': " + held.reason);
+    }
+  }
+
   // Makes the tensors of one layer whose stored form changes.
   std::vector<runtime::OwnedTensor> tensors_of(const LayerExport& layer) const {
     if (!layer.to) {
@@ -233,8 +263,7 @@ class Exporter {
       return tensors;
     }
     const runtime::ContainerFormat& container = runtime::container_format(layer.to->container);
-    runtime::StoredLinear stored = read_stored(source_, layer);
-    if (layer.drops_input_rounding) stored.input = {};
+    runtime::StoredLinear stored = with_inputs_of_format(layer);
     if (layer.passage == Passage::codes) {
       if (layer.from->symmetric && !stored.weight.symmetric) drop_zeros(stored.weight);
       runtime::widen_codes(stored.weight, layer.to->bits);
@@ -350,13 +379,13 @@ class Exporter {
       exported.relative_error = exported.is_same ? 0.0 : relative_error(before, after);
       bool must_be_same = layer.passage == Passage::unchanged;
       if (layer.passage == Passage::codes) {
-        const auto of = [&](const runtime::Checkpoint& checkpoint) {
-          return std::get<runtime::QuantizedWeight>(passing_codes(checkpoint, layer.linear).weight).scales_OG;
+        const auto scales_of = [](runtime::LinearWeights weights) {
+          return std::get<runtime::QuantizedWeight>(std::move(weights.weight)).scales_OG;
         };
-        const std::vector<float> scales_OG = of(written);
-        exported.has_same_scales = of(source_) == scales_OG;
+        const std::vector<float> scales_OG = scales_of(passing_codes(written, layer.linear));
+        exported.has_same_scales = scales_of(passing_codes(source_, layer)) == scales_OG;
         // Rounded scales account for the whole difference.
-        must_be_same = exported.has_same_scales || after != values_with_scales(source_, layer.linear, scales_OG);
+        must_be_same = exported.has_same_scales || after != values_with_scales(source_, layer, scales_OG);
       }
       if (!exported.is_same && must_be_same) {
         throw std::runtime_error("comparison of '" + directory.string() + "': the weight of " + layer.linear.name +

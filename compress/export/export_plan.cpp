@@ -8,6 +8,7 @@
 #include <utility>
 #include <variant>
 
+#include "compress/export/mxfp4_as_nvfp4.h"
 #include "quant/options.h"
 #include "runtime/blocks/block_integers.h"
 #include "runtime/containers/awq_gemm.h"
@@ -16,6 +17,7 @@
 #include "runtime/containers/container_table.h"
 #include "runtime/containers/gptq.h"
 #include "runtime/format/stored_widths.h"
+#include "runtime/format/value_limits.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/system/interrupt.h"
 
@@ -35,26 +37,44 @@ constexpr std::array<ExportFormat, 8> kFormats = {
      {.name = "mxfp4", .container = runtime::kCompressedTensors, .code = &runtime::kMxfp4Code},
      {.name = "dense", .container = ""}}};
 
-const runtime::ContainerFormat& container_of(const ExportFormat& format, const PackScheme& from) {
-  const bool is_bitsandbytes = format.container == runtime::kBitsAndBytes;
+// What the layers of a model decide together.
+struct Target {
+  const ExportFormat& format;
+  int64_t common_group = 0;   // of common_group_of
+  bool is_llm_int8 = false;   // bitsandbytes has one kind of codes for all layers
+  float tensor_scale = 0.0f;  // with which nvfp4 holds all codes of mxfp4; 0: each layer needs its own
+};
+
+// True for inputs that LLM.int8 with a threshold of 0 rounds by nearly the same rule: to int8, each token by itself.
+bool is_rounded_by_tokens(const PackScheme& from) {
+  const runtime::InputFormat& input = from.input;
+  return input.type == runtime::InputType::int8 && input.range == runtime::InputRange::token && input.symmetric &&
+         !input.has_outliers();
+}
+
+const runtime::ContainerFormat& container_of(const Target& target) {
+  const bool is_bitsandbytes = target.format.container == runtime::kBitsAndBytes;
   // LLM.int8 rounds inputs by its rule. Weights whose inputs are not rounded so fit NF4.
-  if (is_bitsandbytes && !from.input.has_outliers()) return runtime::bitsandbytes_nf4_container();
-  return runtime::container_format(format.container);
+  if (is_bitsandbytes && !target.is_llm_int8) return runtime::bitsandbytes_nf4_container();
+  return runtime::container_format(target.format.container);
 }
 
 // Returns the scheme under which the container holds the very codes; nullopt, with the reason, if it does not.
-std::optional<PackScheme> same_codes(const PackScheme& from, const ExportFormat& format,
+std::optional<PackScheme> same_codes(const PackScheme& from, const Target& target,
                                      const runtime::LinearDescription& linear, bool is_linear, std::string& reason) {
   if (from.is_dense()) {
     reason = "its weight is no code";
     return std::nullopt;
   }
-  if (format.code != nullptr && from.code != format.code) {
+  if (target.format.code != nullptr && from.code != target.format.code) {
     reason = "it holds " + runtime::code_name(from.code, from.bits);
     return std::nullopt;
   }
-  const runtime::ContainerFormat& container = container_of(format, from);
+  const runtime::ContainerFormat& container = container_of(target);
   PackScheme wanted = from;
+  if (container.name() == runtime::kBitsAndBytes && is_rounded_by_tokens(from)) {
+    wanted.input.outliers = runtime::OutlierRule::columns;  // none: a threshold of 0
+  }
   // A byte for fewer bits is how codes of a .gguf are read, and no way to store them.
   if (from.is_integer() && from.bits < 8) wanted.layout = runtime::CodeLayout::packed;
   if (!container.packs(from.pattern)) wanted.pattern = {};
@@ -91,13 +111,20 @@ struct StoredLayer {
   runtime::LinearDescription linear;
   std::optional<PackScheme> scheme;  // of passing_codes
   bool has_blocks = false;           // of GGUF
+  bool is_linear = true;             // false: an embedding
 };
 
 // Blocks of GGUF are read, which takes one layer's memory at a time.
 std::vector<StoredLayer> layers_of(const runtime::Checkpoint& source) {
+  std::set<std::string> tables;
+  if (!source.is_encoder()) {
+    tables.insert(source.embedding().name);
+    if (source.description().has_learned_positions()) tables.insert(source.description().position_table.name);
+  }
   std::vector<StoredLayer> layers;
   for (const runtime::LinearDescription& linear : runtime::stored_linears(source)) {
-    StoredLayer layer{linear, source.stored_scheme(linear)};
+    StoredLayer layer{
+        .linear = linear, .scheme = source.stored_scheme(linear), .is_linear = !tables.contains(linear.name)};
     if (layer.scheme && !layer.scheme->is_dense() && layer.scheme->code->is_blocks()) {
       runtime::throw_if_interrupted();
       layer.has_blocks = true;
@@ -120,7 +147,7 @@ std::vector<StoredLayer> layers_of(const runtime::Checkpoint& source) {
 int64_t common_group_of(const std::vector<StoredLayer>& layers) {
   std::set<int64_t> sizes;
   std::vector<int64_t> widths;
-  for (const auto& [linear, scheme, has_blocks] : layers) {
+  for (const auto& [linear, scheme, has_blocks, is_linear] : layers) {
     if (!scheme || scheme->is_dense()) continue;
     sizes.insert(scheme->group_size);
     widths.push_back(linear.num_in);
@@ -136,11 +163,10 @@ int64_t common_group_of(const std::vector<StoredLayer>& layers) {
 }
 
 // Returns the scheme of the nearest codes of the format, or nullopt with the reason.
-std::optional<PackScheme> other_codes(const PackScheme& from, const ExportFormat& format,
-                                      const runtime::LinearDescription& linear, bool is_linear, int64_t common_group,
-                                      std::string& reason) {
-  const runtime::ContainerFormat& container = container_of(format, from);
-  const runtime::WeightCode* code = format.code;
+std::optional<PackScheme> other_codes(const PackScheme& from, const Target& target,
+                                      const runtime::LinearDescription& linear, bool is_linear, std::string& reason) {
+  const runtime::ContainerFormat& container = container_of(target);
+  const runtime::WeightCode* code = target.format.code;
   if (code == nullptr && container.name() == runtime::kBitsAndBytesNf4) code = &runtime::kNf4Code;
   if (code == nullptr) code = &runtime::kIntegerCode;
   std::vector<int> widths = {code->width()};
@@ -150,12 +176,14 @@ std::optional<PackScheme> other_codes(const PackScheme& from, const ExportFormat
     widths = {runtime::multiplied_width(narrowest), 4, 8};
   }
   if (code->block == 0) groups = {group_that_fits(from.group_size, linear.num_in), 64, 128, 32, runtime::kPerChannel};
-  if (container.name() == runtime::kAwqGemm) groups = {common_group};  // its configuration has one for all layers
+  if (container.name() == runtime::kAwqGemm)
+    groups = {target.common_group};  // its configuration has one for all layers
   for (const int bits : widths) {
     for (const int64_t group_size : groups) {
       const PackScheme stated =
           container.adapted({.code = code, .bits = bits, .group_size = group_size, .input = from.input});
       runtime::Acceptance accepted = container.accepts(stated, linear.num_out, linear.num_in);
+      if (accepted) accepted = runtime::holds_all(container, stated);
       const runtime::StoredModule module{linear.name, stated, is_linear};
       if (accepted) accepted = container.accepts_together({&module, 1});
       if (accepted) return stated;
@@ -182,10 +210,40 @@ bool has_outlier_weight(const runtime::Checkpoint& source, const runtime::Linear
   return has_columns;
 }
 
+// For a layer of mxfp4.
+std::optional<PowerRange> power_range_of(const runtime::Checkpoint& source, const runtime::LinearDescription& linear) {
+  runtime::throw_if_interrupted();
+  const runtime::LinearWeights read = source.stored_linear(linear);
+  source.drop_pages(linear);
+  return power_range(std::get<runtime::QuantizedWeight>(read.weight));
+}
+
+// Gives a layer of mxfp4 the codes of nvfp4. Returns false, with the reason, if its scales do not fit.
+bool plan_powers(const runtime::Checkpoint& source, const Target& target, LayerExport& layer) {
+  layer.tensor_scale = target.tensor_scale;
+  if (layer.tensor_scale == 0.0f) {
+    const PowerRange range = power_range_of(source, layer.linear).value_or(PowerRange());
+    layer.tensor_scale = tensor_scale_for_powers(range).value_or(0.0f);
+    if (layer.tensor_scale == 0.0f) {
+      layer.reason = "it holds " + runtime::code_name(layer.from->code, layer.from->bits) +
+                     ", whose scales reach from 2^" + std::to_string(range.smallest) + " to 2^" +
+                     std::to_string(range.largest) + ", and those of nvfp4 span 18 powers of two";
+      return false;
+    }
+  }
+  PackScheme wanted = *layer.from;
+  wanted.code = target.format.code;
+  wanted.group_size = wanted.code->block;
+  layer.to = same_codes(wanted, target, layer.linear, layer.is_linear, layer.reason);
+  if (!layer.to) layer.tensor_scale = 0.0f;
+  return layer.to.has_value();
+}
+
 // Decides for a layer that is stored as `from`. Without codes that fit, inputs stay as they are first, and are not
 // rounded next. Codes with columns beside them are not the whole weight, and pass only with these.
-LayerExport plan_layer(const runtime::LinearDescription& linear, bool is_linear, const PackScheme& from,
-                       const ExportFormat& format, int64_t common_group, bool has_outlier_weight) {
+LayerExport plan_layer(const runtime::Checkpoint& source, const runtime::LinearDescription& linear, bool is_linear,
+                       const PackScheme& from, const Target& target) {
+  const ExportFormat& format = target.format;
   LayerExport layer{.linear = linear, .is_linear = is_linear, .from = from};
   if (format.container.empty() || from.is_dense()) {
     layer.passage = from.is_dense() ? Passage::unchanged : Passage::decoded;
@@ -203,29 +261,34 @@ LayerExport plan_layer(const runtime::LinearDescription& linear, bool is_linear,
     }
     return layer;
   }
+  if (format.code == &runtime::kNvfp4Code && from.code == &runtime::kMxfp4Code && plan_powers(source, target, layer)) {
+    layer.passage = Passage::codes;
+    return layer;
+  }
+  const bool has_columns = has_outlier_weight(source, linear, from);
   PackScheme plain = from;
   plain.input = {};
-  for (const PackScheme& source : {from, plain}) {
-    if (has_outlier_weight && !source.input.has_outliers()) {
+  for (const PackScheme& stored : {from, plain}) {
+    if (has_columns && !stored.input.has_outliers()) {
       layer.reason = "columns of its weight lie beside its codes, in floating point";
       continue;
     }
     std::string reason;
-    const auto same = same_codes(source, format, linear, is_linear, reason);
+    const auto same = same_codes(stored, target, linear, is_linear, reason);
     if (layer.reason.empty()) layer.reason = reason;
     if (same) {
       layer.to = same;
       layer.passage = Passage::codes;
-      layer.drops_input_rounding = source.input != from.input;
+      layer.drops_input_rounding = stored.input != from.input;
       return layer;
     }
   }
-  for (const PackScheme& source : {from, plain}) {
+  for (const PackScheme& stored : {from, plain}) {
     std::string reason;
-    layer.to = other_codes(source, format, linear, is_linear, common_group, reason);
+    layer.to = other_codes(stored, target, linear, is_linear, reason);
     if (!layer.to) continue;
     layer.passage = Passage::rounded;
-    layer.drops_input_rounding = source.input != from.input;
+    layer.drops_input_rounding = stored.input != from.input;
     return layer;
   }
   layer.passage = Passage::decoded;
@@ -236,7 +299,7 @@ LayerExport plan_layer(const runtime::LinearDescription& linear, bool is_linear,
 // Returns whether the zeros of every asymmetric layer are those of a symmetric one, as in files of AWQ, which always
 // state zeros. Reads them all. Whether zeros of blocks are, is known already: an import may have no weights yet.
 bool has_symmetric_zeros(const runtime::Checkpoint& source, const std::vector<StoredLayer>& layers) {
-  for (const auto& [linear, scheme, has_blocks] : layers) {
+  for (const auto& [linear, scheme, has_blocks, is_linear] : layers) {
     if (!scheme || !scheme->is_integer() || scheme->symmetric) continue;
     if (has_blocks || runtime::ModelDirectory::is_import(source.directory())) return false;
     runtime::throw_if_interrupted();
@@ -249,28 +312,42 @@ bool has_symmetric_zeros(const runtime::Checkpoint& source, const std::vector<St
   return true;
 }
 
-// Returns whether the type that the format states for all scales keeps those of the layer: together they stay within
-// 2^-8 of what they are. Nearest codes get scales anew, of about the size that codes of so many bits have. Scales of
-// blocks have float16 already, and an import may have no weights yet.
-bool keeps_scales(const runtime::Checkpoint& source, const LayerExport& layer) {
+// Returns why the type that the format states for all scales does not keep those of the layer; empty: it does. Together
+// the scales of each row stay within 2^-8 of what they are. Those of groups whose codes all stand for 0 do not count.
+// Nearest codes get scales anew, of about the size that codes of so many bits have. Scales of blocks have float16
+// already, and an import may have no weights yet.
+std::string why_scales_are_lost(const runtime::Checkpoint& source, const LayerExport& layer) {
   constexpr double kSmallError = 0x1p-8;
-  if (!layer.to || !layer.to->is_integer() || !layer.from->is_integer()) return true;
-  if (runtime::ModelDirectory::is_import(source.directory())) return true;
+  if (!layer.to || !layer.to->is_integer() || !layer.from->is_integer()) return "";
+  if (runtime::ModelDirectory::is_import(source.directory())) return "";
   const runtime::ContainerFormat& container = runtime::container_format(layer.to->container);
   const runtime::DType stated = container.scale_dtype(runtime::DType::BF16);
-  if (stated != container.scale_dtype(runtime::DType::F16)) return true;
+  if (stated != container.scale_dtype(runtime::DType::F16)) return "";
   runtime::throw_if_interrupted();
   const runtime::LinearWeights read = passing_codes(source, layer.linear);
   source.drop_pages(layer.linear);
+  const auto& weight = std::get<runtime::QuantizedWeight>(read.weight);
   const int narrower = layer.passage == Passage::rounded ? layer.from->bits - layer.to->bits : 0;
-  double squared_error = 0.0, squared_scale = 0.0;
-  for (const float own : std::get<runtime::QuantizedWeight>(read.weight).scales_OG) {
-    const float scale = std::ldexp(own, narrower);
-    const double error = static_cast<double>(runtime::round_to(scale, stated)) - static_cast<double>(scale);
-    squared_error += error * error;
-    squared_scale += static_cast<double>(scale) * static_cast<double>(scale);
+  const int64_t num_groups = weight.num_groups();
+  std::vector<char> has_values(static_cast<size_t>(num_groups));
+  for (int64_t row = 0; row < weight.num_out; ++row) {
+    std::ranges::fill(has_values, 0);
+    for (int64_t column = 0; column < weight.num_in; ++column) {
+      const int64_t group = weight.group(column);
+      if (weight.codes_OI[row * weight.num_in + column] != weight.zero(row, group)) has_values[group] = 1;
+    }
+    double squared_error = 0.0, squared_scale = 0.0;
+    for (int64_t group = 0; group < num_groups; ++group) {
+      if (!has_values[group]) continue;
+      const float scale = std::ldexp(weight.scales_OG[row * num_groups + group], narrower);
+      const double error = static_cast<double>(runtime::round_to(scale, stated)) - static_cast<double>(scale);
+      squared_error += error * error;
+      squared_scale += static_cast<double>(scale) * static_cast<double>(scale);
+    }
+    if (squared_error <= kSmallError * kSmallError * squared_scale) continue;  // false for infinite ones
+    return "float16, in which the format has scales, does not hold those of row " + std::to_string(row);
   }
-  return squared_error <= kSmallError * kSmallError * squared_scale;  // false for infinite ones
+  return "";
 }
 
 void require_lossless(const LayerExport& layer, const ExportFormat& format) {
@@ -284,6 +361,42 @@ void require_lossless(const LayerExport& layer, const ExportFormat& format) {
                                 runtime::input_format_name(layer.from->input) + "), which " + std::string(format.name) +
                                 " does not hold: take another format, or leave --lossless out");
   }
+}
+
+// Returns whether LLM.int8 holds every layer of the blocks that has codes.
+bool fits_llm_int8(const runtime::Checkpoint& source, const std::vector<StoredLayer>& layers,
+                   const ExportFormat& format) {
+  const auto fits = [&](const runtime::LinearDescription& linear, const PackScheme& from) {
+    const runtime::InputFormat& input = from.input;
+    const bool has_rule = is_rounded_by_tokens(from) || input.outliers == runtime::OutlierRule::absolute ||
+                          input.outliers == runtime::OutlierRule::columns;
+    return from.is_integer() && from.bits == 8 && from.symmetric && from.group_size == runtime::kPerChannel &&
+           !from.per_tensor && input.symmetric && has_rule && !has_outlier_weight(source, linear, from);
+  };
+  return std::ranges::all_of(layers, [&](const StoredLayer& layer) {
+    if (!layer.scheme || layer.scheme->is_dense() || !layer.is_linear) return true;
+    return is_head_of_blocks_only(source, layer.linear, format) || fits(layer.linear, *layer.scheme);
+  });
+}
+
+// Returns the one float32 with which nvfp4 holds the layers of mxfp4; 0: their scales differ too much. Engines fuse
+// layers, and multiply them by one such number.
+float common_tensor_scale(const runtime::Checkpoint& source, const std::vector<StoredLayer>& layers) {
+  std::optional<PowerRange> range;
+  for (const StoredLayer& layer : layers) {
+    if (!layer.scheme || layer.scheme->code != &runtime::kMxfp4Code) continue;
+    const std::optional<PowerRange> own = power_range_of(source, layer.linear);
+    if (own) range = range ? join(*range, *own) : *own;
+  }
+  return range ? tensor_scale_for_powers(*range).value_or(0.0f) : 1.0f;
+}
+
+Target target_of(const runtime::Checkpoint& source, const std::vector<StoredLayer>& layers,
+                 const ExportFormat& format) {
+  Target target{.format = format, .common_group = common_group_of(layers)};
+  if (format.container == runtime::kBitsAndBytes) target.is_llm_int8 = fits_llm_int8(source, layers, format);
+  if (format.code == &runtime::kNvfp4Code) target.tensor_scale = common_tensor_scale(source, layers);
+  return target;
 }
 
 // Returns what the model's description does not read, and the result's configuration would say nothing of: it is
@@ -356,6 +469,14 @@ runtime::LinearWeights passing_codes(const runtime::Checkpoint& source, const ru
   return weights;
 }
 
+runtime::LinearWeights passing_codes(const runtime::Checkpoint& source, const LayerExport& layer) {
+  runtime::LinearWeights weights = passing_codes(source, layer.linear);
+  if (layer.tensor_scale == 0.0f) return weights;
+  auto& stored = std::get<runtime::QuantizedWeight>(weights.weight);
+  stored = nvfp4_of_mxfp4(stored, layer.tensor_scale);
+  return weights;
+}
+
 std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const ExportFormat& format, bool lossless) {
   if (!format.container.empty() && format.container != runtime::kCompressedTensors && !source.other_parts().empty()) {
     throw std::invalid_argument(
@@ -364,17 +485,12 @@ std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const Ex
         " can say that they are not quantized: take --format " + std::string(runtime::kCompressedTensors));
   }
   std::vector<LayerExport> layers;
-  std::set<std::string> tables;
-  if (!source.is_encoder()) {
-    tables.insert(source.embedding().name);
-    if (source.description().has_learned_positions()) tables.insert(source.description().position_table.name);
-  }
   bool is_compressed = false, is_symmetric = false;
   const std::vector<StoredLayer> stored = layers_of(source);
-  const int64_t common_group = common_group_of(stored);
-  for (const auto& [linear, from, has_blocks] : stored) {
+  const Target target = target_of(source, stored, format);
+  for (const auto& [linear, from, has_blocks, is_linear] : stored) {
     if (!from || from->is_plain()) {
-      layers.push_back({.linear = linear, .is_linear = !tables.contains(linear.name)});
+      layers.push_back({.linear = linear, .is_linear = is_linear});
       continue;
     }
     if (!is_compressed) is_symmetric = has_symmetric_zeros(source, stored);
@@ -388,13 +504,13 @@ std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const Ex
                         .drops_input_rounding = !stated.input.is_plain(),
                         .reason = "other programs read no codes of a head in this format"});
     } else {
-      layers.push_back(plan_layer(linear, !tables.contains(linear.name), stated, format, common_group,
-                                  has_outlier_weight(source, linear, stated)));
-      if (LayerExport& layer = layers.back(); !keeps_scales(source, layer)) {
+      layers.push_back(plan_layer(source, linear, is_linear, stated, target));
+      LayerExport& layer = layers.back();
+      if (std::string reason = why_scales_are_lost(source, layer); !reason.empty()) {
         layer.to = std::nullopt;
         layer.passage = Passage::decoded;
         layer.drops_input_rounding = !stated.input.is_plain();
-        layer.reason = "float16, in which the format has scales, does not hold its own";
+        layer.reason = std::move(reason);
       }
     }
     if (lossless) require_lossless(layers.back(), format);

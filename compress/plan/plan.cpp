@@ -7,6 +7,7 @@
 #include "compress/plan/plan_checks.h"
 #include "compress/recipe/reconstruct_pass.h"
 #include "runtime/containers/container_table.h"
+#include "runtime/format/value_limits.h"
 
 namespace pare::compress {
 namespace {
@@ -207,6 +208,13 @@ void note_unfitted_experts(RunPlan& plan) {
   }
 }
 
+// A plan knows no values yet.
+runtime::Acceptance holds_every_linear(const runtime::ContainerFormat& format, const runtime::PackScheme& scheme,
+                                       const runtime::LinearDescription& linear) {
+  if (runtime::Acceptance accepted = format.accepts(scheme, linear.num_out, linear.num_in); !accepted) return accepted;
+  return runtime::holds_all(format, scheme);
+}
+
 // Moves layers and tables that leave the choice to the recipe to the container that a pass has chosen for its own
 // layers, if that container holds them.
 void share_container(const Recipe& recipe, RunPlan& plan) {
@@ -224,11 +232,11 @@ void share_container(const Recipe& recipe, RunPlan& plan) {
   if (chosen == nullptr) return;
   for_stored([&](LayerPlan& layer) {
     const runtime::PackScheme moved = chosen->adapted(layer.scheme);
-    if (chosen->accepts(moved, layer.linear.num_out, layer.linear.num_in)) layer.scheme = moved;
+    if (holds_every_linear(*chosen, moved, layer.linear)) layer.scheme = moved;
   });
   for (TablePlan& table : plan.tables) {
     const runtime::PackScheme moved = chosen->adapted(table.scheme);
-    if (chosen->accepts(moved, table.linear.num_out, table.linear.num_in)) table.scheme = moved;
+    if (holds_every_linear(*chosen, moved, table.linear)) table.scheme = moved;
   }
 }
 
@@ -388,7 +396,7 @@ void leave_out_default_fit(RunPlan& plan) {
 std::string containers_that_hold(const runtime::PackScheme& scheme, const runtime::LinearDescription& linear) {
   std::string names;
   for (const runtime::ContainerFormat* format : runtime::container_formats()) {
-    if (!format->accepts(format->adapted(scheme), linear.num_out, linear.num_in)) continue;
+    if (!holds_every_linear(*format, format->adapted(scheme), linear)) continue;
     names += (names.empty() ? "" : " or ") + ("'container: " + std::string(format->name()) + "'");
   }
   return names;
@@ -401,8 +409,7 @@ void plan_storage(const std::string& container, LayerPlan& layer) {
   const runtime::ContainerFormat& format = runtime::container_format(scheme.container);
   layer.scheme = format.adapted(scheme);
   if (layer.scheme.is_plain()) return;  // a tensor like any other
-  if (const runtime::Acceptance accepted = format.accepts(layer.scheme, layer.linear.num_out, layer.linear.num_in);
-      !accepted) {
+  if (const runtime::Acceptance accepted = holds_every_linear(format, layer.scheme, layer.linear); !accepted) {
     std::string others;  // the containers' own advice is for integers
     if (!scheme.is_dense() && !scheme.is_integer()) others = containers_that_hold(scheme, layer.linear);
     refuse_recipe("container " + std::string(format.name()) + ": " + layer.linear.name + ": " + accepted.reason +

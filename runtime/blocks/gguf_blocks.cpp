@@ -224,6 +224,18 @@ void decode_tq2_0(const uint8_t* block, float* out) {
   }
 }
 
+// d | 16 bytes: byte j holds the bits of elements 8 j to 8 j + 7. x = d for a bit of 1, -d for one of 0
+void decode_q1_0(const uint8_t* block, float* out) {
+  const float d = half_at(block);
+  for (int j = 0; j < 128; ++j) out[j] = (block[2 + j / 8] >> (j % 8) & 1) != 0 ? d : -d;
+}
+
+// d | 16 bytes: byte j holds two bits of elements 4 j to 4 j + 3. x = (q - 1) d
+void decode_q2_0(const uint8_t* block, float* out) {
+  const float d = half_at(block);
+  for (int j = 0; j < 64; ++j) out[j] = static_cast<float>((block[2 + j / 4] >> (2 * (j % 4)) & 3) - 1) * d;
+}
+
 constexpr BlockType kBlockTypes[] = {
     {GgufType::F32, {"F32", 1, 4}, decode_f32},
     {GgufType::F16, {"F16", 1, 2}, decode_f16},
@@ -251,6 +263,8 @@ constexpr BlockType kBlockTypes[] = {
     {GgufType::TQ2_0, {"TQ2_0", 256, 66}, decode_tq2_0},
     {GgufType::MXFP4, {"MXFP4", 32, 17}, decode_mxfp4},
     {GgufType::NVFP4, {"NVFP4", 64, 36}, decode_nvfp4},
+    {GgufType::Q1_0, {"Q1_0", 128, 18}, decode_q1_0},
+    {GgufType::Q2_0, {"Q2_0", 64, 18}, decode_q2_0},
 };
 
 const BlockType& block_type(uint32_t type) {

@@ -105,22 +105,23 @@ void run_doctor(const Arguments& arguments, Console& console) {
 }  // namespace
 
 Command doctor_command() {
-  return {.name = "doctor",
-          .summary =
-              "Find what is wrong with a model's files, with the numbers that show it; the exit status is 1 if "
-              "something is.",
-          .positionals = {{"MODEL", "directory of a checkpoint, whole or not, or a .gguf file"}},
-          .options = {{.name = "original",
-                       .kind = OptionKind::text,
-                       .value_name = "DIR",
-                       .help = "the model before it was quantized: weights that are read in two ways are compared "
-                               "with its weights"},
-                      {.name = "repair",
-                       .kind = OptionKind::text,
-                       .value_name = "OUT",
-                       .help = "write a copy in which all that can be repaired is, and examine it; a directory that "
-                               "must not exist. The exit status is the copy's"}},
-          .run = run_doctor};
+  return {
+      .name = "doctor",
+      .summary =
+          "Find what is wrong with a model's files, with the numbers that show it; the exit status is 1 if "
+          "something is.",
+      .positionals = {{"MODEL", "directory of a checkpoint, whole or not, or a .gguf file"}},
+      .options = {{.name = "original",
+                   .kind = OptionKind::text,
+                   .value_name = "DIR",
+                   .help = "the model before it was quantized: its weights tell which of two readings is right, and "
+                           "which layers were exchanged"},
+                  {.name = "repair",
+                   .kind = OptionKind::text,
+                   .value_name = "OUT",
+                   .help = "write a copy in which all that can be repaired is, and examine it; a directory that "
+                           "must not exist. The exit status is the copy's"}},
+      .run = run_doctor};
 }
 
 }  // namespace pare::runtime

@@ -10,6 +10,7 @@
 #include "runtime/containers/config_values.h"
 #include "runtime/containers/scale_tensors.h"
 #include "runtime/format/name_pattern.h"
+#include "runtime/format/value_limits.h"
 #include "runtime/system/json_text.h"
 
 namespace pare::runtime {
@@ -42,9 +43,10 @@ std::string weight_problem(const PackScheme& scheme) {
   return "";
 }
 
+// Returns the float32 whose 127th part is the scale; nullopt: there is none.
 // Multiplying and dividing by 127 each err by at most half a unit in the last place. Near a power of two that is one
 // unit of the other number. So the answer, if there is one, is the product or a neighbour of it.
-float absmax_of(float scale, int64_t row, const std::string& module) {
+std::optional<float> absmax_of(float scale) {
   const float product = scale * kLargestCode;
   float best = 0.0f;
   int most_zeros = -1;
@@ -58,23 +60,28 @@ float absmax_of(float scale, int64_t row, const std::string& module) {
       most_zeros = num_zeros;
     }
   }
-  if (most_zeros < 0) {
-    refuse(module, "the scale " + std::to_string(scale) + " of row " + std::to_string(row) +
-                       " is not a float32 divided by 127; round scales to 16 bits, or take them as absmax / 127");
+  return most_zeros < 0 ? std::nullopt : std::optional(best);
+}
+
+// Returns what the container cannot hold of the scales; empty: nothing.
+std::string scale_problem(const QuantizedWeight& weight) {
+  for (size_t row = 0; row < weight.scales_OG.size(); ++row) {
+    const float scale = weight.scales_OG[row];
+    if (scale < 0.0f) return "the scale of row " + std::to_string(row) + " is negative, and its absmax is none";
+    if (!absmax_of(scale)) {
+      return "the scale " + std::to_string(scale) + " of row " + std::to_string(row) +
+             " is not a float32 divided by 127; round scales to 16 bits, or take them as absmax / 127";
+    }
   }
-  return best;
+  return "";
 }
 
 // Makes the tensors of a weight that the container can hold.
 std::vector<OwnedTensor> tensors_of(const QuantizedWeight& weight, const std::string& module) {
+  if (const std::string problem = scale_problem(weight); !problem.empty()) refuse(module, problem);
   const std::vector<uint8_t> codes_OI = shift_codes(weight.codes_OI, -kOffset);
-  std::vector<float> absmax_O(weight.scales_OG.size());
-  for (size_t row = 0; row < absmax_O.size(); ++row) {
-    if (weight.scales_OG[row] < 0.0f) {
-      refuse(module, "the scale of row " + std::to_string(row) + " is negative, and its absmax is none");
-    }
-    absmax_O[row] = absmax_of(weight.scales_OG[row], static_cast<int64_t>(row), module);
-  }
+  std::vector<float> absmax_O;
+  for (const float scale : weight.scales_OG) absmax_O.push_back(*absmax_of(scale));
   const uint8_t row_format = 0;
   std::vector<OwnedTensor> tensors;
   tensors.push_back(make_tensor<uint8_t>(module + std::string(kInt8WeightSuffix), DType::I8,
@@ -189,7 +196,7 @@ std::optional<PackScheme> BitsAndBytesConfig::scheme_of(const std::string& modul
 
 namespace {
 
-class BitsAndBytesContainer final : public ContainerFormat {
+class BitsAndBytesContainer final : public ContainerFormat, public ValueLimits {
  public:
   std::string_view name() const override { return kBitsAndBytes; }
   std::string_view method() const override { return kBitsAndBytes; }
@@ -213,6 +220,20 @@ class BitsAndBytesContainer final : public ContainerFormat {
     return wanted;
   }
   DType scale_dtype(DType) const override { return DType::F32; }
+  // A threshold of 0 keeps no column, as an empty list does.
+  Acceptance holds_all(const PackScheme& scheme) const override {
+    if (scheme.input.outliers != OutlierRule::columns) return {};
+    return {
+        "bitsandbytes finds the columns that it keeps by one absolute threshold, found columns known beforehand; "
+        "pare-int8 holds them"};
+  }
+  Acceptance holds(const StoredLinear& linear, const PackScheme& scheme) const override {
+    if (!linear.input.outlier_columns.empty()) return holds_all(scheme);
+    if (const std::string problem = scale_problem(linear.weight); !problem.empty()) {
+      return {"bitsandbytes int8 cannot hold it: " + problem + kAdvice};
+    }
+    return {};
+  }
 
   void check(const FindTensor& find, const PackScheme&, int64_t num_out, int64_t num_in,
              const std::string& module) const override {
@@ -242,10 +263,8 @@ class BitsAndBytesContainer final : public ContainerFormat {
                            : "");
     }
     const InputFormat& input = scheme.input;
-    if (input.type == InputType::int8 && input.range == InputRange::token && input.symmetric &&
-        input.outliers == OutlierRule::absolute) {
-      return "";
-    }
+    const bool has_rule = input.outliers == OutlierRule::absolute || input.outliers == OutlierRule::columns;
+    if (input.type == InputType::int8 && input.range == InputRange::token && input.symmetric && has_rule) return "";
     return "bitsandbytes rounds inputs symmetrically to int8 per token and keeps the columns above one absolute "
            "threshold, found " +
            input_format_name(input) +
@@ -258,12 +277,17 @@ class BitsAndBytesContainer final : public ContainerFormat {
   int64_t size_bytes(const PackScheme&, int64_t num_out, int64_t num_in, const StoredExtent&) const override {
     return num_out * num_in + num_out * 4 + 1;
   }
-  std::vector<OwnedTensor> pack(const StoredLinear& linear, const PackScheme&,
+  std::vector<OwnedTensor> pack(const StoredLinear& linear, const PackScheme& scheme,
                                 const std::string& module) const override {
+    if (const Acceptance held = holds(linear, scheme); !held) {
+      throw std::invalid_argument("module '" + module + "': " + held.reason);
+    }
     return tensors_of(linear.weight, module);
   }
   std::string write_config(std::span<const StoredModule> modules, std::span<const std::string> ignore) const override {
-    return bitsandbytes_config_json(modules.front().scheme.input.outlier_threshold, ignore);
+    const InputFormat& input = modules.front().scheme.input;
+    const bool has_columns = input.outliers == OutlierRule::columns;
+    return bitsandbytes_config_json(has_columns ? 0.0f : input.outlier_threshold, ignore);
   }
 };
 

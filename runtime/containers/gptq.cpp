@@ -10,6 +10,7 @@
 #include "runtime/containers/scale_tensors.h"
 #include "runtime/format/bit_stream.h"
 #include "runtime/format/stored_widths.h"
+#include "runtime/format/value_limits.h"
 
 namespace pare::runtime {
 namespace {
@@ -85,7 +86,7 @@ std::vector<int32_t> moved_groups(const FindTensor& find, int64_t num_in, int64_
 
 namespace {
 
-class GptqContainer final : public ContainerFormat {
+class GptqContainer final : public ContainerFormat, public ValueLimits {
  public:
   explicit GptqContainer(bool is_v2) : is_v2_(is_v2) {}
 
@@ -134,6 +135,8 @@ class GptqContainer final : public ContainerFormat {
     return wanted;
   }
   DType scale_dtype(DType) const override { return DType::F16; }
+  Acceptance holds_all(const PackScheme& scheme) const override;
+  Acceptance holds(const StoredLinear& linear, const PackScheme& scheme) const override;
 
   void check(const FindTensor& find, const PackScheme& scheme, int64_t num_out, int64_t num_in,
              const std::string& module) const override;
@@ -181,11 +184,24 @@ std::string GptqContainer::why_not(const PackScheme& scheme) const {
   if (!scheme.input.is_plain()) {
     return start + "expected inputs that are not rounded, found " + input_format_name(scheme.input) + kAdvice;
   }
-  if (!is_v2_ && !scheme.symmetric) {
-    return "its first version cannot hold zeros of 0, which asymmetric weights may have: use the container gptq-v2, "
-           "compressed-tensors, or symmetric weights";
-  }
   return {};
+}
+
+Acceptance GptqContainer::holds_all(const PackScheme& scheme) const {
+  if (is_v2_ || scheme.symmetric) return {};
+  return {
+      "its first version cannot hold zeros of 0, which asymmetric weights may have: use the container gptq-v2, "
+      "compressed-tensors, or symmetric weights"};
+}
+
+Acceptance GptqContainer::holds(const StoredLinear& linear, const PackScheme& scheme) const {
+  if (is_v2_ || scheme.symmetric) return {};
+  const std::vector<uint8_t>& zeros_OG = linear.weight.zeros_OG;
+  const auto found = std::ranges::find(zeros_OG, uint8_t{0});
+  if (found == zeros_OG.end()) return {};
+  const int64_t place = found - zeros_OG.begin(), num_groups = linear.weight.num_groups();
+  return {"row " + std::to_string(place / num_groups) + ", group " + std::to_string(place % num_groups) +
+          " has a zero of 0, which GPTQ's first version cannot hold, since it stores zeros less 1: take gptq-v2"};
 }
 
 std::string GptqContainer::why_not_shape(const PackScheme& scheme, int64_t num_out, int64_t num_in) const {
@@ -270,12 +286,15 @@ StoredLinear GptqContainer::load(const FindTensor& find, const PackScheme& schem
 
 std::vector<OwnedTensor> GptqContainer::pack(const StoredLinear& linear, const PackScheme& scheme,
                                              const std::string& module) const {
+  if (const Acceptance held = holds(linear, scheme); !held) {
+    throw std::invalid_argument("module '" + module + "': " + held.reason);
+  }
   const QuantizedWeight& weight = linear.weight;
   const int64_t num_groups = weight.num_groups(), num_out = weight.num_out, num_in = weight.num_in;
   std::vector<uint8_t> zeros_GO(weight.scales_OG.size(), static_cast<uint8_t>(1 << (scheme.bits - 1)));
   if (!weight.symmetric) zeros_GO = transposed<uint8_t>(weight.zeros_OG, num_out, num_groups);
   if (!is_v2_) {
-    for (uint8_t& zero : zeros_GO) --zero;  // symmetric: never 0
+    for (uint8_t& zero : zeros_GO) --zero;  // never 0: holds
   }
   const std::vector<int32_t> streams = pack_bit_rows(weight.codes_OI, num_out, scheme.bits);
   const int64_t num_words = bit_stream_words(num_in, scheme.bits);

@@ -10,8 +10,9 @@
 // W = scale * (code - zero), as in QuantizedWeight.
 //
 // The two versions differ in the zeros alone. Readers of the first one add 1 to whole words, so that a zero of 0 would
-// change its neighbours: gptq is written for symmetric weights only, gptq-v2 for all. Files of the first version that
-// have such zeros are read field by field.
+// change its neighbours: gptq is written for weights without a zero of 0, gptq-v2 for all. So no recipe asks for gptq
+// with asymmetric weights, whose zeros it does not know. Files of the first version that have such zeros are read field
+// by field.
 #pragma once
 
 #include <cstdint>

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "runtime/doctor/examine_exchanged.h"
 #include "runtime/doctor/examine_files.h"
 #include "runtime/doctor/examine_gguf.h"
 #include "runtime/doctor/examine_head.h"
@@ -47,8 +48,9 @@ Examination examine_checkpoint(const std::filesystem::path& directory, const Exa
 
   const Needs needs(patient);
   const Claims claims(patient);
-  const auto num_items =
-      static_cast<int64_t>(patient.tensors.size() + needs.linears().size() + packed_names(patient).size());
+  const bool has_original = options.original && patient.has_table;
+  const auto num_items = static_cast<int64_t>(patient.tensors.size() + needs.linears().size() * (has_original ? 2 : 1) +
+                                              packed_names(patient).size());
   int64_t num_done = 0;
   const auto step = [&] {
     throw_if_interrupted();
@@ -62,6 +64,7 @@ Examination examine_checkpoint(const std::filesystem::path& directory, const Exa
   examine_packed(patient, claims, options.original, findings, explained, step);
   examine_values(patient, findings, explained, step);
   if (patient.has_table) examine_model(patient, needs, claims, findings, explained, step);
+  if (has_original) examine_exchanged(patient, needs, options.original, findings, step);
   examine_head(patient, findings);
   examine_tokens(patient, findings);
   examine_index(

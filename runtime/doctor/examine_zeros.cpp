@@ -6,6 +6,7 @@
 
 #include "runtime/containers/awq_gemm.h"
 #include "runtime/containers/gptq.h"
+#include "runtime/format/bit_stream.h"
 #include "runtime/model/checkpoint_files.h"
 
 namespace pare::runtime {
@@ -68,11 +69,11 @@ void name_other_version(Json& config, int stored_offset) {
 }  // namespace
 
 void ZerosExam::add(const PackedModule& module, const PackedFacts& facts) {
-  if (facts.fields_GO.empty()) return;
   Module known{.packed = module,
                .container = facts.claim.container,
                .offset = facts.zero_offset,
                .is_symmetric = facts.claim.symmetric};
+  if (facts.fields_GO.empty()) return without_.push_back(std::move(known));
   const std::vector<uint8_t> as_said = facts.zeros(facts.zero_offset), otherwise = facts.zeros(1 - facts.zero_offset);
   const int middle = 1 << (module.bits - 1);
   const auto share = [&](const std::vector<uint8_t>& zeros) {
@@ -176,7 +177,38 @@ void ZerosExam::conclude_some(const std::vector<const Module*>& modules, std::ve
   findings.push_back(std::move(finding));
 }
 
+void ZerosExam::conclude_missing(std::vector<Finding>& findings, std::set<std::string>& explained) const {
+  if (without_.empty()) return;
+  const bool are_known = std::ranges::all_of(without_, &Module::is_symmetric);
+  Finding finding{.illness = Illness::zeros_missing, .certainty = are_known ? Certainty::likely : Certainty::certain};
+  finding.what = count_text(without_.size(), "layer") + " of " +
+                 count_text(without_.size() + modules_.size(), "layer") + " with codes and without " +
+                 std::string(kGptqZerosSuffix).substr(1);
+  finding.figures = {{"layers", static_cast<double>(without_.size() + modules_.size())},
+                     {"layers_without_zeros", static_cast<double>(without_.size())}};
+  finding.advice = are_known ? "pare reads symmetric weights without zeros, and other programs need them: add them"
+                             : "the zeros of asymmetric weights are lost: quantize the original again";
+  if (are_known) finding.repair.does = "store the zeros of symmetric weights";
+  for (const Module& module : without_) {
+    const PackedModule& packed = module.packed;
+    finding.concerned.push_back(packed.name);
+    if (!module.is_symmetric) explained.insert(packed.name);
+    if (!are_known) continue;
+    const int64_t num_words = bit_stream_words(packed.num_out, packed.bits);
+    TensorEdit edit{packed.name + std::string(kGptqZerosSuffix), DType::I32, {packed.num_groups, num_words}};
+    edit.beside = packed.name + std::string(kGptqWeightSuffix);
+    edit.make = [packed, offset = module.offset] {
+      const auto field = static_cast<uint8_t>((1 << (packed.bits - 1)) - offset);
+      const auto num_zeros = static_cast<size_t>(packed.num_groups * packed.num_out);
+      return zero_words(std::vector<uint8_t>(num_zeros, field), packed);
+    };
+    finding.repair.tensors.push_back(std::move(edit));
+  }
+  findings.push_back(std::move(finding));
+}
+
 void ZerosExam::conclude(std::vector<Finding>& findings, std::set<std::string>& explained) const {
+  conclude_missing(findings, explained);
   std::vector<const Module*> constant, others, mixed;
   for (const Module& module : modules_) {
     if (!module.is_symmetric) {

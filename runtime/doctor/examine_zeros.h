@@ -17,6 +17,7 @@ namespace pare::runtime {
 class ZerosExam {
  public:
   void add(const PackedModule& module, const PackedFacts& facts);
+  // Zeros may be missing where the configuration says that they are symmetric, for pare. Other programs need them.
   void conclude(std::vector<Finding>& findings, std::set<std::string>& explained) const;
 
   // Serves modules whose version nothing says, which were added as of the second one. Returns what is added to stored
@@ -35,10 +36,12 @@ class ZerosExam {
     double share_of_other_middle = 0.0;  // and in the other version
     RowMeans as_said = {}, otherwise = {};
   };
+  void conclude_missing(std::vector<Finding>& findings, std::set<std::string>& explained) const;
   void conclude_some(const std::vector<const Module*>& modules, std::vector<Finding>& findings) const;
   Finding version_finding(const std::vector<const Module*>& wrong, size_t num_all) const;
 
   std::vector<Module> modules_;
+  std::vector<Module> without_;  // zeros
   TwoErrors errors_;
 };
 

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "runtime/doctor/code_evidence.h"
-#include "runtime/doctor/group_index.h"
 #include "runtime/doctor/packed_module.h"
 #include "runtime/format/stored_scheme.h"
 

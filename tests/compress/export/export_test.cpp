@@ -17,6 +17,7 @@
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/json_text.h"
+#include "tests/compress/export/export_fixture.h"
 #include "tests/compress/run_pare.h"
 #include "tests/places.h"
 
@@ -26,55 +27,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
-
-class Export : public testing::Test {
- protected:
-  fs::path at(const std::string& name) const { return folder_ / name; }
-  std::string bytes(const std::string& name) const { return read_text_file(at(name)); }
-
-  // Runs a recipe on a golden model.
-  void make(const std::string& name, const std::string& out, const std::string& recipe) {
-    write_text(at("r.yaml"), "model: " + family(name).string() + "\n" + recipe);
-    const Outcome run = run_pare({"run", at("r.yaml").string(), "--out", at(out).string(), "--quiet"});
-    ASSERT_EQ(run.status, 0) << run.err;
-  }
-  Outcome exported(const std::string& from, const std::string& to, const std::string& format,
-                   const std::string& option = "") {
-    std::vector<std::string> words = {"export", at(from).string(), at(to).string(), "--format", format, "--json"};
-    if (!option.empty()) words.push_back(option);
-    return run_pare(words);
-  }
-  Json export_to(const std::string& from, const std::string& to, const std::string& format,
-                 const std::string& option = "") {
-    const Outcome outcome = exported(from, to, format, option);
-    EXPECT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_EQ(run_pare({"verify", at(to).string()}).status, 0);
-    return outcome.status == 0 ? Json::parse(outcome.out) : Json();
-  }
-  void refused(const std::string& from, const std::string& format, std::initializer_list<std::string> words,
-               const std::string& option = "") {
-    const Outcome outcome = exported(from, "refused", format, option);
-    EXPECT_EQ(outcome.status, 1) << outcome.out;
-    EXPECT_TRUE(outcome.out.empty());
-    for (const std::string& word : words) EXPECT_NE(outcome.err.find(word), std::string::npos) << outcome.err;
-    EXPECT_FALSE(fs::exists(at("refused")));
-    EXPECT_FALSE(fs::exists(at("refused.partial")));
-  }
-
-  // W by rows, from the codes: no effective weights, no comparison of the export.
-  static std::vector<float> weight(const Checkpoint& checkpoint, const LinearDescription& linear) {
-    std::vector<float> values(static_cast<size_t>(linear.num_out * linear.num_in));
-    weight_rows(checkpoint.linear(linear), 0, linear.num_out, values);
-    return values;
-  }
-  TemporaryFolder folder_{"export"};
-};
-
-int64_t count(const Json& result, const std::string& passage) {
-  int64_t number = 0;
-  for (const Json& layer : result.at("layers")) number += layer.at("passage") == passage;
-  return number;
-}
 
 // From compressed-tensors to GPTQ to AWQ and back the files are the same bytes: codes, scales and configuration.
 TEST_F(Export, SymmetricCodesComeBackByteForByte) {
@@ -105,7 +57,6 @@ TEST_F(Export, GptqHoldsEveryWidthAndMixedSchemes) {
       "qwen2_biases_tied", "ct",
       "passes:\n  - rtn: {bits: 4, group_size: 32, symmetric: false}\n    layers: {override: {\"*.up_proj\": {bits: 8, "
       "group_size: -1}, \"*.o_proj\": {bits: 3}, \"*.q_proj\": {bits: 2, symmetric: true}}}\n");
-  refused("ct", "gptq", {"--lossless", "zeros of 0", "gptq-v2"}, "--lossless");
   const Json result = export_to("ct", "v2", "gptq-v2", "--lossless");
   export_to("v2", "back", "compressed-tensors", "--lossless");
   const Checkpoint source = Checkpoint::open(at("ct")), v2 = Checkpoint::open(at("v2")),

@@ -18,6 +18,7 @@
 #include "runtime/containers/pare_int8.h"
 #include "runtime/containers/stored_linear.h"
 #include "runtime/files/safetensors.h"
+#include "runtime/format/value_limits.h"
 #include "runtime/model/checkpoint.h"
 #include "tests/expect_error.h"
 #include "tests/places.h"
@@ -104,7 +105,7 @@ std::vector<PackScheme> all_schemes() {
   return schemes;
 }
 
-// Returns a linear that agrees with the scheme, and whose scales the containers can hold.
+// Returns a linear that agrees with the scheme, and whose scales, zeros and columns the containers can hold.
 StoredLinear random_linear(const PackScheme& scheme, int64_t num_out, int64_t num_in, const StoredExtent& extent) {
   std::mt19937 random(static_cast<uint32_t>(num_out * 1000 + num_in));
   StoredLinear linear{.weight = {}, .input = scheme.input, .input_scale_dtype = extent.input_scale_dtype};
@@ -157,7 +158,9 @@ StoredLinear random_linear(const PackScheme& scheme, int64_t num_out, int64_t nu
     // Exact in every type.
     const float scale = round_to(static_cast<float>(1 + random() % 200) / 64.0f, weight.scale_dtype);
     weight.scales_OG.push_back(scheme.per_tensor ? shared : scheme.container == kBitsAndBytes ? scale / 127 : scale);
-    if (!scheme.symmetric) weight.zeros_OG.push_back(scheme.per_tensor ? 1 : random() & ((1u << scheme.bits) - 1));
+    if (scheme.symmetric) continue;
+    weight.zeros_OG.push_back(scheme.per_tensor ? 1 : random() & ((1u << scheme.bits) - 1));
+    if (scheme.container == kGptq && weight.zeros_OG.back() == 0) weight.zeros_OG.back() = 1;
   }
   if (scheme.act_order == StoredActOrder::group) {
     for (int64_t i = 0; i < num_in; ++i) weight.group_of_I.push_back(static_cast<int32_t>(i % weight.num_groups()));
@@ -167,7 +170,7 @@ StoredLinear random_linear(const PackScheme& scheme, int64_t num_out, int64_t nu
     const int64_t row = i / num_in;
     weight.codes_OI[static_cast<size_t>(i)] = static_cast<uint8_t>(weight.zero(row, weight.group(i % num_in)));
   }
-  if (scheme.input.outliers != OutlierRule::columns) return linear;
+  if (scheme.input.outliers != OutlierRule::columns || scheme.container == kBitsAndBytes) return linear;
   // The smallest step above 1 of each type, which no narrower type holds.
   const float value = extent.outlier_dtype == DType::F32   ? 1.0f + 0x1p-20f
                       : extent.outlier_dtype == DType::F16 ? 1.0f + 0x1p-10f
@@ -369,10 +372,44 @@ TEST(ContainerFormat, RefusesWithWhatIsExpectedAndWhatWouldFit) {
   refused("bitsandbytes", groups, {"expected 8 bits", "found 4", "pack-quantized"});
   refused("bitsandbytes", {.bits = 8}, {"inputs", "found float", "compressed-tensors"});
   refused("bitsandbytes", {.bits = 8, .input = kRelative}, {"absolute", "pare-int8"});
-  refused("bitsandbytes", {.bits = 8, .input = kColumns}, {"absolute", "pare-int8"});
   refused("bitsandbytes", {.bits = 8, .input = asymmetric(kAbsolute)}, {"symmetric", "pare-int8"});
   refused("pare-int8", {.bits = 8, .input = kTokens}, {"without an outlier rule", "compressed-tensors"});
   refused("pare-int8", {.bits = 8, .group_size = 32, .input = kAbsolute}, {"another weight", "compressed-tensors"});
+}
+
+// Containers accept such schemes, and store some of their linears.
+TEST(ContainerFormat, ValuesThatAContainerDoesNotHoldAreNamed) {
+  for (const ContainerFormat* container : container_formats()) {
+    for (const PackScheme& wanted : {PackScheme{.bits = 4, .group_size = 16, .symmetric = false},
+                                     PackScheme{.bits = 8, .input = kColumns}, PackScheme{.bits = 8}}) {
+      const PackScheme scheme = container->adapted(wanted);
+      const bool depends_on_values = (container->name() == kGptq && !scheme.symmetric) ||
+                                     (container->name() == kBitsAndBytes && scheme.input.has_outliers());
+      EXPECT_EQ(!holds_all(*container, scheme), depends_on_values) << container->name();
+    }
+  }
+  const PackScheme zeros = gptq_container().adapted({.bits = 4, .group_size = 16, .symmetric = false});
+  StoredLinear linear = random_linear(zeros, 32, 32, {.scale_dtype = DType::F16});
+  EXPECT_TRUE(holds(gptq_container(), linear, zeros));
+  linear.weight.zeros_OG[2 * 5 + 1] = 0;
+  const auto refused = [&](const ContainerFormat& container, const PackScheme& scheme,
+                           std::initializer_list<std::string> words) {
+    expect_error<std::invalid_argument>([&] { container.store(linear, scheme, "a.m"); }, words);
+    EXPECT_FALSE(holds(container, linear, scheme));
+  };
+  refused(gptq_container(), zeros, {"'a.m'", "row 5, group 1", "a zero of 0", "gptq-v2"});
+  PackScheme second = zeros;
+  second.container = kGptqV2;
+  EXPECT_TRUE(holds(gptq_v2_container(), linear, second));
+
+  const PackScheme columns = bitsandbytes_int8_container().adapted({.bits = 8, .input = kColumns});
+  linear = random_linear(columns, 32, 32, {.scale_dtype = DType::F32});
+  EXPECT_TRUE(holds(bitsandbytes_int8_container(), linear, columns));
+  linear.weight.scales_OG[3] *= -1.0f;
+  refused(bitsandbytes_int8_container(), columns, {"'a.m'", "row 3", "negative"});
+  linear.weight.scales_OG[3] *= -1.0f;
+  linear.input.outlier_columns = {4};
+  refused(bitsandbytes_int8_container(), columns, {"'a.m'", "absolute", "columns known beforehand", "pare-int8"});
 }
 
 TEST(ContainerFormat, OneCheckpointHoldsWhatOneConfigurationSays) {

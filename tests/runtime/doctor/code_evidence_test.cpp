@@ -8,8 +8,6 @@
 #include <numeric>
 #include <random>
 
-#include "runtime/doctor/group_index.h"
-
 namespace pare {
 using namespace runtime;
 namespace {

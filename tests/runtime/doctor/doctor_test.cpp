@@ -98,6 +98,7 @@ TEST_F(Doctor, WhatTheContainersWriteIsHealthy) {
       {"gptq", {.bits = 3, .group_size = 32}},
       {"gptq", {.group_size = kPerChannel}},
       {"gptq", {.moves_columns = true}},
+      {"gptq", {.group_size = 32, .symmetric = false}},
       {"gptq-v2", {}},
       {"gptq-v2", {.symmetric = false}},
       {"gptq-v2", {.bits = 8, .symmetric = false}},

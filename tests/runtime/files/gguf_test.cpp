@@ -47,6 +47,24 @@ TEST(Gguf, DecodesEveryBlockTypeAsTheGgufPackageDoes) {
   EXPECT_EQ(offset, expected.size());
 }
 
+// The values are those of ggml's own functions. Signs of zeros count, since Q1_0 has no other zeros.
+TEST(Gguf, DecodesBlocksOfOneAndTwoBitsAsGgmlDoes) {
+  const GgufFile file = GgufFile::open(kGolden + "../formats/few_bits.gguf");
+  const std::string expected = bytes_of(kGolden + "../formats/few_bits.f32");
+  size_t offset = 0;
+  for (const char* const name : {"quantized.Q1_0", "drawn.Q1_0", "quantized.Q2_0", "drawn.Q2_0"}) {
+    const GgufTensor& tensor = file.tensor(name);
+    EXPECT_EQ(tensor.shape, (std::vector<int64_t>{3, 512})) << name;
+    std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
+    decode_gguf_blocks(tensor.type, tensor.data, values);
+    const size_t num_bytes = values.size() * sizeof(float);
+    ASSERT_LE(offset + num_bytes, expected.size());
+    EXPECT_EQ(std::memcmp(values.data(), expected.data() + offset, num_bytes), 0) << name;
+    offset += num_bytes;
+  }
+  EXPECT_EQ(offset, expected.size());
+}
+
 TEST(Gguf, ReadsMetadataByTypeAndRefusesAnother) {
   const GgufFile file = GgufFile::open(kGolden + "llama_gqa_untied.gguf");
   EXPECT_EQ(file.text("general.architecture"), "llama");
