@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "compress/artifact/hugging_face.h"
+#include "compress/artifact/model_hash.h"
 #include "compress/plan/plan.h"
 #include "compress/report/source_card.h"
-#include "compress/run/manifest.h"
 #include "quant/rtn.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/commands/small_files.h"
@@ -446,7 +446,7 @@ std::string error_text(double relative_error, const std::string& worst) {
   return "relative error up to " + std::string(error) + " ('" + worst + "')";
 }
 
-std::vector<std::string> export_lines(const ExportResult& result, const ExportFormat& format) {
+std::vector<std::string> passage_lines(const ExportResult& result, const runtime::FolderFormat& format) {
   std::vector<std::string> lines;
   for (const Kind& kind : kinds_of(result)) {
     std::string line =
@@ -460,6 +460,11 @@ std::vector<std::string> export_lines(const ExportResult& result, const ExportFo
       line += ": " + kind.reason;
     lines.push_back(std::move(line));
   }
+  return lines;
+}
+
+std::vector<std::string> export_lines(const ExportResult& result, const runtime::FolderFormat& format) {
+  std::vector<std::string> lines = passage_lines(result, format);
   for (const EngineVerdict& verdict : result.engines) {
     std::string line = verdict.engine + (verdict.loads ? ": loads it" : ": does not load it");
     for (size_t i = 0; i < verdict.reasons.size(); ++i) line += (i == 0 ? ": " : "; ") + verdict.reasons[i];
@@ -468,7 +473,7 @@ std::vector<std::string> export_lines(const ExportResult& result, const ExportFo
   return lines;
 }
 
-std::string export_json(const ExportResult& result, const ExportFormat& format) {
+std::string export_json(const ExportResult& result, const runtime::FolderFormat& format) {
   Json json = {{"format", format.name}};
   json["layers"] = Json::array();
   for (const ExportedLayer& layer : result.layers) {

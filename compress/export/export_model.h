@@ -14,7 +14,7 @@
 namespace pare::compress {
 
 struct ExportOptions {
-  const ExportFormat* format = nullptr;
+  const runtime::FolderFormat* format = nullptr;
   bool lossless = false;  // refuses whatever would change a value, before anything is written
 };
 
@@ -44,8 +44,10 @@ ExportResult export_model(const runtime::Checkpoint& source, const std::filesyst
 
 // Returns "relative error up to 1.23e-03 ('LAYER')".
 std::string error_text(double relative_error, const std::string& worst);
-// Returns the lines that say what became of the layers, and a JSON object of the same.
-std::vector<std::string> export_lines(const ExportResult& result, const ExportFormat& format);
-std::string export_json(const ExportResult& result, const ExportFormat& format);
+// Returns the lines that say what became of the layers.
+std::vector<std::string> passage_lines(const ExportResult& result, const runtime::FolderFormat& format);
+// Returns those lines and the engines' verdicts, and a JSON object of what became of the layers.
+std::vector<std::string> export_lines(const ExportResult& result, const runtime::FolderFormat& format);
+std::string export_json(const ExportResult& result, const runtime::FolderFormat& format);
 
 }  // namespace pare::compress

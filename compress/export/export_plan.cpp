@@ -1,7 +1,6 @@
 #include "compress/export/export_plan.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <set>
 #include <stdexcept>
@@ -24,18 +23,7 @@ namespace {
 
 using runtime::PackScheme;
 
-constexpr std::array<ExportFormat, 8> kFormats = {
-    {{.name = runtime::kCompressedTensors, .container = runtime::kCompressedTensors},
-     {.name = runtime::kGptq, .container = runtime::kGptq},
-     {.name = runtime::kGptqV2, .container = runtime::kGptqV2},
-     {.name = runtime::kAwqGemm, .container = runtime::kAwqGemm},
-     // NF4 has a container of its own under the same method: container_of.
-     {.name = runtime::kBitsAndBytes, .container = runtime::kBitsAndBytes},
-     {.name = "nvfp4", .container = runtime::kCompressedTensors, .code = &runtime::kNvfp4Code},
-     {.name = "mxfp4", .container = runtime::kCompressedTensors, .code = &runtime::kMxfp4Code},
-     {.name = "dense", .container = ""}}};
-
-const runtime::ContainerFormat& container_of(const ExportFormat& format, const PackScheme& from) {
+const runtime::ContainerFormat& container_of(const runtime::FolderFormat& format, const PackScheme& from) {
   const bool is_bitsandbytes = format.container == runtime::kBitsAndBytes;
   // LLM.int8 rounds inputs by its rule. Weights whose inputs are not rounded so fit NF4.
   if (is_bitsandbytes && !from.input.has_outliers()) return runtime::bitsandbytes_nf4_container();
@@ -43,7 +31,7 @@ const runtime::ContainerFormat& container_of(const ExportFormat& format, const P
 }
 
 // Returns the scheme under which the container holds the very codes; nullopt, with the reason, if it does not.
-std::optional<PackScheme> same_codes(const PackScheme& from, const ExportFormat& format,
+std::optional<PackScheme> same_codes(const PackScheme& from, const runtime::FolderFormat& format,
                                      const runtime::LinearDescription& linear, bool is_linear, std::string& reason) {
   if (from.is_dense()) {
     reason = "its weight is no code";
@@ -136,7 +124,7 @@ int64_t common_group_of(const std::vector<StoredLayer>& layers) {
 }
 
 // Returns the scheme of the nearest codes of the format, or nullopt with the reason.
-std::optional<PackScheme> other_codes(const PackScheme& from, const ExportFormat& format,
+std::optional<PackScheme> other_codes(const PackScheme& from, const runtime::FolderFormat& format,
                                       const runtime::LinearDescription& linear, bool is_linear, int64_t common_group,
                                       std::string& reason) {
   const runtime::ContainerFormat& container = container_of(format, from);
@@ -168,7 +156,7 @@ std::optional<PackScheme> other_codes(const PackScheme& from, const ExportFormat
 // Other programs put a head of random numbers where GPTQ, AWQ or bitsandbytes store codes for one, since they quantize
 // the blocks' linears alone.
 bool is_head_of_blocks_only(const runtime::Checkpoint& source, const runtime::LinearDescription& linear,
-                            const ExportFormat& format) {
+                            const runtime::FolderFormat& format) {
   return !source.is_encoder() && linear.name == source.description().head.name &&
          format.container != runtime::kCompressedTensors;
 }
@@ -185,7 +173,7 @@ bool has_outlier_weight(const runtime::Checkpoint& source, const runtime::Linear
 // Decides for a layer that is stored as `from`. Without codes that fit, inputs stay as they are first, and are not
 // rounded next. Codes with columns beside them are not the whole weight, and pass only with these.
 LayerExport plan_layer(const runtime::LinearDescription& linear, bool is_linear, const PackScheme& from,
-                       const ExportFormat& format, int64_t common_group, bool has_outlier_weight) {
+                       const runtime::FolderFormat& format, int64_t common_group, bool has_outlier_weight) {
   LayerExport layer{.linear = linear, .is_linear = is_linear, .from = from};
   if (format.container.empty() || from.is_dense()) {
     layer.passage = from.is_dense() ? Passage::unchanged : Passage::decoded;
@@ -273,7 +261,7 @@ bool keeps_scales(const runtime::Checkpoint& source, const LayerExport& layer) {
   return squared_error <= kSmallError * kSmallError * squared_scale;  // false for infinite ones
 }
 
-void require_lossless(const LayerExport& layer, const ExportFormat& format) {
+void require_lossless(const LayerExport& layer, const runtime::FolderFormat& format) {
   if (layer.passage != Passage::codes && layer.passage != Passage::unchanged) {
     throw std::invalid_argument("--lossless: layer '" + layer.linear.name + "': its codes do not pass to " +
                                 std::string(format.name) + ": " + layer.reason +
@@ -301,7 +289,7 @@ std::vector<LayerExport> unread_layers(const runtime::Checkpoint& source) {
   return layers;
 }
 
-[[noreturn]] void refuse_uncompressed(const runtime::Checkpoint& source, const ExportFormat& format) {
+[[noreturn]] void refuse_uncompressed(const runtime::Checkpoint& source, const runtime::FolderFormat& format) {
   const bool is_import = runtime::ModelDirectory::is_import(source.directory());
   const std::string name =
       "'" + (is_import ? source.directory().filename().string() + ".gguf" : source.directory().string()) + "' ";
@@ -323,7 +311,7 @@ std::vector<LayerExport> unread_layers(const runtime::Checkpoint& source) {
                               "holds no compressed layers, and a folder format holds what a recipe makes: " + recipe);
 }
 
-void require_together(const std::vector<LayerExport>& layers, const ExportFormat& format) {
+void require_together(const std::vector<LayerExport>& layers, const runtime::FolderFormat& format) {
   std::vector<runtime::StoredModule> modules;
   for (const LayerExport& layer : layers) {
     if (layer.to) modules.push_back({layer.linear.name, *layer.to, layer.is_linear});
@@ -338,15 +326,6 @@ void require_together(const std::vector<LayerExport>& layers, const ExportFormat
 
 }  // namespace
 
-std::span<const ExportFormat> folder_formats() {
-  return kFormats;
-}
-
-const ExportFormat* find_folder_format(std::string_view name) {
-  const auto found = std::ranges::find(kFormats, name, &ExportFormat::name);
-  return found == kFormats.end() ? nullptr : &*found;
-}
-
 runtime::LinearWeights passing_codes(const runtime::Checkpoint& source, const runtime::LinearDescription& linear) {
   runtime::LinearWeights weights = source.stored_linear(linear);
   auto* const stored = std::get_if<runtime::QuantizedWeight>(&weights.weight);
@@ -356,7 +335,8 @@ runtime::LinearWeights passing_codes(const runtime::Checkpoint& source, const ru
   return weights;
 }
 
-std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const ExportFormat& format, bool lossless) {
+std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const runtime::FolderFormat& format,
+                                     bool lossless) {
   if (!format.container.empty() && format.container != runtime::kCompressedTensors && !source.other_parts().empty()) {
     throw std::invalid_argument(
         "'" + source.directory().string() + "' has more parts than its text model ('" + source.other_parts().front() +

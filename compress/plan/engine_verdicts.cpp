@@ -14,6 +14,8 @@ namespace {
 constexpr std::string_view kTransformersRelease = "transformers 5.17 with compressed-tensors 0.19";
 constexpr std::string_view kVllmRelease = "vLLM 0.33";
 constexpr std::string_view kConverterRelease = "llama.cpp converter (conversion/base.py of commit 00bd27a, 2026)";
+// Whose loader and blocks the rows of runtime/families and docs/from-llama-cpp.md are read from.
+constexpr std::string_view kLlamaCppCommit = "llama.cpp (commit 0c1e57098, 2026)";
 
 // Returns whether the layer has a scheme of a container. Zeros that are stored like other weights are no scheme.
 bool has_scheme(const LayerPlan& layer) {
@@ -270,6 +272,10 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const runtime::Mod
     for (Judgement* const engine : {&transformers, &vllm, &converter}) engine->against.add(reason);
   }
   return {{"pare", true, {}}, transformers.verdict(), vllm.verdict(), converter.verdict()};
+}
+
+std::vector<EngineVerdict> judge_gguf(const std::vector<std::string>& obstacles) {
+  return {{"pare", true, {}}, {std::string(kLlamaCppCommit), obstacles.empty(), obstacles}};
 }
 
 std::vector<EngineVerdict> judge_encoder_engines(const RunPlan& plan, const runtime::EncoderDescription& model) {

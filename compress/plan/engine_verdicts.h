@@ -19,6 +19,8 @@ struct EngineVerdict {
 // source's config.json says.
 std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const runtime::ModelDescription& model,
                                          bool source_drops_inputs = false);
+// Judges a GGUF file for this runtime and llama.cpp, by llama_cpp_obstacles of its model.
+std::vector<EngineVerdict> judge_gguf(const std::vector<std::string>& obstacles);
 // Judges an encoder for this runtime and transformers.
 std::vector<EngineVerdict> judge_encoder_engines(const RunPlan& plan, const runtime::EncoderDescription& model);
 

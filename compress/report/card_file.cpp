@@ -44,7 +44,8 @@ void replace_card(const fs::path& directory, const std::string& text, Json manif
   // The source's card has another name from now on.
   if (!kept.empty()) hashes[kept] = runtime::sha256_file(directory / kept);
   outputs = hashes;
-  runtime::write_privately(runtime::open_small_file(directory, "config.json"), directory / runtime::kManifestName,
+  const std::string config = runtime::is_there(directory / "config.json") ? "config.json" : described_by(directory);
+  runtime::write_privately(runtime::open_small_file(directory, config), directory / runtime::kManifestName,
                            runtime::seal_json(runtime::json_text(manifest, 2) + "\n"));
 }
 

@@ -39,6 +39,7 @@ struct CardFacts {
   std::string family;      // model_type of config.json
   std::string container;   // quant_method or pare_method of config.json; empty: no weight is in codes
   bool is_decoder = false;
+  bool is_gguf = false;  // the weights are one .gguf file
   bool has_codes = false, is_pruned = false, is_trained = false;
   std::set<int64_t> bits;                  // of codes
   Texts methods;                           // keys of the passes that rounded or pruned, in their order in pare.json
@@ -64,6 +65,11 @@ CardFacts facts_of(const Json& manifest, const Json& config) {
   facts.family = text_of(config, "model_type");
   constexpr std::string_view kOwn = "pare_";  // own_config.h
   if (facts.family.starts_with(kOwn)) facts.family.erase(0, kOwn.size());
+  if (manifest.contains(runtime::kWrittenMember) && manifest[runtime::kWrittenMember].contains("architecture")) {
+    facts.is_decoder = facts.is_gguf = true;
+    facts.container = "gguf";
+    facts.family = text_of(manifest[runtime::kWrittenMember], "architecture");
+  }
   if (config.contains("quantization_config")) {
     const Json& quantization = config["quantization_config"];
     facts.container = text_of(quantization, "quant_method");
@@ -372,6 +378,7 @@ std::string how_to_load(const Json& manifest, const CardFacts& facts) {
   if (!manifest.at("engines").empty()) text += verdict_lines(manifest["engines"]);
   if (loads(facts.transformers)) text += with_transformers(facts);
   if (loads(facts.vllm)) text += "### With vLLM\n\n" + markdown_code(std::string("vllm serve ") + kFolder, "sh") + "\n";
+  if (facts.is_gguf) text += "### With llama.cpp\n\n" + markdown_code("llama-cli -m FILE.gguf", "sh") + "\n";
   const std::string folder = kFolder;
   return text + "### With pare\n\n" +
          markdown_code((facts.is_decoder ? "pare generate " + folder + " --prompt \"The capital of France is\"\n" +
@@ -423,8 +430,10 @@ std::string model_card(const CardInputs& inputs) {
 }
 
 std::string card_of_folder(const fs::path& artifact, const std::string& manifest) {
+  // A folder with a .gguf has none.
+  const bool has_config = runtime::is_there(artifact / "config.json");
   CardInputs inputs{.manifest = manifest,
-                    .config = runtime::read_text_file(artifact / "config.json"),
+                    .config = has_config ? runtime::read_text_file(artifact / "config.json") : "{}",
                     .source = {},
                     .source_card = {},
                     .manifest_name = (artifact / runtime::kManifestName).filename().string()};
@@ -436,9 +445,18 @@ std::string card_of_folder(const fs::path& artifact, const std::string& manifest
   return model_card(inputs);
 }
 
+std::string described_by(const fs::path& artifact) {
+  for (const char* name : {kSourceCardName, "config.json"}) {
+    if (runtime::is_there(artifact / name)) return name;
+  }
+  for (const auto& entry : fs::directory_iterator(artifact)) {
+    if (entry.path().extension() == ".gguf") return entry.path().filename().string();
+  }
+  return runtime::kManifestName;
+}
+
 void write_card(const fs::path& artifact, const std::string& card) {
-  const char* const source = runtime::is_there(artifact / kSourceCardName) ? kSourceCardName : "config.json";
-  runtime::write_privately(runtime::open_small_file(artifact, source), artifact / kCardName, card);
+  runtime::write_privately(runtime::open_small_file(artifact, described_by(artifact)), artifact / kCardName, card);
 }
 
 }  // namespace pare::compress

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "compress/artifact/hugging_face.h"
-#include "compress/run/manifest.h"
+#include "compress/artifact/model_hash.h"
 #include "prune/options.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/commands/layer_sparsity.h"

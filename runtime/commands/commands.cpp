@@ -69,7 +69,8 @@ void run_import(const Arguments& arguments, Console& console) {
 }
 
 // Opens the tokenizer of a model. Other files of the model need not be there.
-Tokenizer open_tokenizer(const std::filesystem::path& model) {
+Tokenizer open_tokenizer(const std::filesystem::path& named) {
+  const std::filesystem::path model = stored_model(named);
   if (!is_there(model / "tokenizer.json")) refuse_mistaken_model(model);
   if (model.extension() != ".gguf") {
     require_listed_files(std::filesystem::is_directory(model) ? model : model.parent_path());
@@ -140,7 +141,7 @@ void run_inspect(const Arguments& arguments, Console& console) {
 
 void run_verify(const Arguments& arguments, Console& console) {
   const std::string& directory = arguments.positional(0);
-  refuse_mistaken_model(directory);
+  if (stored_model(directory) == directory) refuse_mistaken_model(directory);
   const Verification verification = verify(directory, stage(console, "verify", "items"));
   if (!verification.problems.empty()) {
     throw ErrorOfLines(damage_lines(directory, verification.problems));

@@ -11,6 +11,7 @@
 #include "runtime/files/npy.h"
 #include "runtime/files/safetensors.h"
 #include "runtime/format/tensor_view.h"
+#include "runtime/import/model_directory.h"
 #include "runtime/model/mistaken_path.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
@@ -284,7 +285,8 @@ std::map<std::string, int64_t> Inspection::bytes_by_dtype() const {
   return sums;
 }
 
-Inspection inspect(const std::filesystem::path& path) {
+Inspection inspect(const std::filesystem::path& named) {
+  const std::filesystem::path path = stored_model(named);
   if (!std::filesystem::exists(path)) {
     refuse_mistaken_model(path);
     throw std::runtime_error(path.string() + ": no such file or directory");

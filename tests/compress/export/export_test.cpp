@@ -638,7 +638,7 @@ TEST_F(Export, APlanWithoutWeightsIsThatWithThem) {
       header(at("m.gguf"), {}, false, GgufCodes::kept);
   for (const char* const format : {"compressed-tensors", "gptq-v2"}) {
     const auto planned = [&](const fs::path& folder) {
-      return compress::plan_export(Checkpoint::open(folder), *compress::find_folder_format(format), false);
+      return compress::plan_export(Checkpoint::open(folder), *runtime::find_folder_format(format), false);
     };
     const std::vector<compress::LayerExport> with = planned(whole.path()), without = planned(header.path());
     ASSERT_EQ(with.size(), without.size());
