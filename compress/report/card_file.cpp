@@ -59,7 +59,7 @@ std::string make_card(const fs::path& directory, const CardRequest& request) {
   const fs::path path = directory / runtime::kManifestName;
   if (!runtime::is_there(path)) {
     throw std::invalid_argument("'" + directory.string() +
-                                "' has no pare.json: expected a model that 'pare run' has made");
+                                "' has no pare.json: expected a model that 'pare run' or 'pare export' has made");
   }
   const std::string stored = runtime::read_text_file(path);
   if (runtime::check_seal(stored) == runtime::Seal::broken) {
@@ -67,11 +67,6 @@ std::string make_card(const fs::path& directory, const CardRequest& request) {
   }
   Json manifest = runtime::parse_ordered_json(stored, path.string());
   manifest.erase("sha256");
-  if (manifest.contains(runtime::kExportMember)) {
-    throw std::invalid_argument("'" + directory.string() +
-                                "' was exported, and its pare.json knows no run: expected a model that 'pare run' has "
-                                "made, such as the one that was exported");
-  }
   if (!request.base_model.empty()) manifest["base_model"] = request.base_model;
   const std::string text = card_of_folder(directory, runtime::json_text(manifest));
   if (request.write) replace_card(directory, text, std::move(manifest));

@@ -4,6 +4,7 @@
 
 #include "compress/export/export_model.h"
 #include "compress/export/gguf_report.h"
+#include "compress/report/source_card.h"
 #include "runtime/commands/artifact_files.h"
 
 namespace pare::compress {
@@ -97,7 +98,10 @@ WrittenForm write_form(const Recipe& recipe, const fs::path& directory, const fs
     fs::remove_all(entry);
   }
   for (const fs::path& entry : entries_of(is_gguf ? folder : folder / "model")) {
-    if (entry.filename() != runtime::kManifestName) fs::rename(entry, directory / entry.filename());  // the run's own
+    // The run writes its own.
+    const bool is_replaced = entry.filename() == runtime::kManifestName ||
+                             (entry.filename() == kCardName && is_own_card(entry.parent_path(), kCardName));
+    if (!is_replaced) fs::rename(entry, directory / entry.filename());
   }
   fs::remove_all(folder);
   return form;

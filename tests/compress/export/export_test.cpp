@@ -848,8 +848,9 @@ TEST_F(Export, SaysWhichEnginesLoadTheResult) {
   EXPECT_EQ(count(export_to("head", "head-gptq", "gptq"), "decoded"), 2);
   EXPECT_FALSE(Json::parse(bytes("head-gptq/config.json")).at("quantization_config").at("lm_head"));
   // What is in the model's own folder would damage it; a card of the source's format is none of the result's.
-  EXPECT_TRUE(fs::exists(at("ct/README.md")));
-  EXPECT_FALSE(fs::exists(at("gptq/README.md")));
+  EXPECT_EQ(bytes("ct/README.md").find("gptq"), std::string::npos);
+  EXPECT_NE(bytes("gptq/README.md").find("4 bits in gptq"), std::string::npos);
+  EXPECT_FALSE(fs::exists(at("gptq/README.source.md")));
   const Outcome inside = exported("ct", "ct/sub", "gptq");
   EXPECT_EQ(inside.status, 1);
   EXPECT_NE(inside.err.find("own folder"), std::string::npos) << inside.err;

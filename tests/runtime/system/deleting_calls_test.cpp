@@ -69,7 +69,7 @@ const std::vector<DeletingCall>& allowed_calls() {
       {"compress/export/export_model.cpp", "if (is_own_card(directory, kCardName)) fs::remove(directory / kCardName);",
        claimed},
       {"compress/run/written_form.cpp", "fs::remove_all(entry);", claimed},
-      {"compress/run/written_form.cpp", "if (entry.filename() != runtime::kManifestName) fs::rename(",
+      {"compress/run/written_form.cpp", "if (!is_replaced) fs::rename(entry, directory / entry.filename());",
        "both names in the artifact of a claimed folder, where nothing has the new one"},
       {"compress/run/written_form.cpp", "fs::remove_all(folder);", claimed},
       {"compress/run/derive_student.cpp", "std::filesystem::remove_all(artifact.artifact_directory());", claimed},
