@@ -497,11 +497,7 @@ std::vector<std::string> passage_lines(const ExportResult& result, const runtime
 
 std::vector<std::string> export_lines(const ExportResult& result, const runtime::FolderFormat& format) {
   std::vector<std::string> lines = passage_lines(result, format);
-  for (const EngineVerdict& verdict : result.engines) {
-    std::string line = verdict.engine + (verdict.loads ? ": loads it" : ": does not load it");
-    for (size_t i = 0; i < verdict.reasons.size(); ++i) line += (i == 0 ? ": " : "; ") + verdict.reasons[i];
-    lines.push_back(std::move(line));
-  }
+  for (const EngineVerdict& verdict : result.engines) lines.push_back(runtime::verdict_line(verdict));
   return lines;
 }
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "compress/export/export_plan.h"
-#include "compress/plan/engine_verdicts.h"
+#include "compress/plan/plan_verdicts.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/progress.h"
 

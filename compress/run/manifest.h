@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "compress/artifact/artifact.h"
-#include "compress/plan/engine_verdicts.h"
 #include "compress/plan/plan.h"
+#include "compress/plan/plan_verdicts.h"
 #include "compress/recipe/recipe.h"
 #include "compress/run/run_data.h"
 #include "runtime/commands/bench.h"

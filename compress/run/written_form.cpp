@@ -65,7 +65,7 @@ std::optional<runtime::GgufExport> plan_form(const Recipe& recipe, const runtime
 
 std::vector<EngineVerdict> judge_form(const RunPlan& plan, const std::optional<runtime::GgufExport>& file,
                                       const std::function<std::vector<EngineVerdict>(const RunPlan&)>& judge) {
-  if (file) return judge_gguf(file->obstacles);
+  if (file) return runtime::judge_gguf(file->obstacles);
   RunPlan decoded = plan;
   decoded.tables.clear();
   for (auto& layers : decoded.blocks) {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "compress/plan/engine_verdicts.h"
+#include "compress/plan/plan_verdicts.h"
 #include "compress/recipe/recipe.h"
 #include "runtime/commands/inspect.h"
 #include "runtime/export/export_gguf.h"

@@ -131,7 +131,8 @@ void run_tokenize(const Arguments& arguments, Console& console) {
 }
 
 void run_inspect(const Arguments& arguments, Console& console) {
-  const Inspection inspection = inspect(arguments.positional(0));
+  Inspection inspection = inspect(arguments.positional(0));
+  inspection.engines = judge(arguments.positional(0));
   console.report() << to_text(inspection, arguments.flag("tensors"));
   console.set_result(to_json(inspection));
   for (const LayerSparsity& layer : inspection.sparsity) {
@@ -243,7 +244,9 @@ std::vector<Command> runtime_commands() {
       .run = run_tokenize};
   const Command inspect_command = {
       .name = "inspect",
-      .summary = "Show what a path holds: architecture, sizes, bits per weight, zeros of pruned layers, tensors.",
+      .summary =
+          "Show what a path holds: architecture, sizes, bits per weight, zeros of pruned layers, tensors; who loads "
+          "it.",
       .positionals = {{"PATH", "a checkpoint directory, or a .safetensors, .gguf or .npy file"}},
       .options = {{.name = "tensors", .help = "list every tensor (--json always does)"}},
       .run = run_inspect};

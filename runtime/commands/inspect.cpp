@@ -309,6 +309,12 @@ Inspection inspect(const std::filesystem::path& named) {
   return result;
 }
 
+std::vector<EngineVerdict> judge(const std::filesystem::path& named) {
+  const std::filesystem::path path = stored_model(named);
+  if (std::filesystem::is_directory(path)) return judge_checkpoint(Checkpoint::open(path));
+  return path.extension() == ".gguf" ? judge_file(path) : std::vector<EngineVerdict>();
+}
+
 std::string to_json(const Inspection& inspection) {
   nlohmann::ordered_json json;
   json["kind"] = inspection.kind;
@@ -329,6 +335,9 @@ std::string to_json(const Inspection& inspection) {
     json["parameters"] = inspection.sizes->all_parameters;
     json["bits_per_weight_linears"] = inspection.sizes->linear_bits();
     json["bits_per_weight"] = inspection.sizes->all_bits();
+  }
+  for (const EngineVerdict& verdict : inspection.engines) {
+    json["engines"].push_back({{"engine", verdict.engine}, {"loads", verdict.loads}, {"reasons", verdict.reasons}});
   }
   for (const LayerSparsity& layer : inspection.sparsity) {
     json["sparsity"].push_back({{"name", layer.name},
@@ -385,6 +394,7 @@ std::string to_text(const Inspection& inspection, bool list_tensors) {
   append_line(text, "tensors", std::to_string(inspection.tensors.size()));
   for (const auto& [dtype, num_bytes] : inspection.bytes_by_dtype())
     append_line(text, "  " + dtype, format_bytes(num_bytes));
+  for (const EngineVerdict& verdict : inspection.engines) append_line(text, "engine", verdict_line(verdict));
   if (list_tensors) {
     for (const TensorSummary& tensor : inspection.tensors) {
       text << visible_line(tensor.name) << ' ' << tensor.dtype << ' ' << shape_text(tensor.shape) << '\n';
