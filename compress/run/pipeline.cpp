@@ -175,7 +175,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, runtime::Progre
     const fs::path made = i + 1 == phases.size() ? output : Workplace::made_folder(output, i + 1);
     progress.print("phase " + std::to_string(i + 1) + " of " + std::to_string(phases.size()));
     std::optional<PlainSource> handed_on;
-    if (i > 0) handed_on.emplace(source, is_plain_phase(phases[i]), progress);
+    if (i > 0) handed_on.emplace(source, is_plain_phase(phases[i]), progress, /*decodes=*/false);
     const runtime::Checkpoint checkpoint = runtime::Checkpoint::open(handed_on ? handed_on->path() : source);
     report = run_phase({.recipe = phases[i],
                         .checkpoint = checkpoint,
