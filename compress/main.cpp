@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "compress/export/export_command.h"
 #include "compress/recipe/recipe.h"
 #include "compress/recipe/recipe_guide.h"
 #include "compress/recipe/recipe_inputs.h"
@@ -18,6 +17,7 @@
 #include "compress/report/card_file.h"
 #include "compress/report/runs_page.h"
 #include "compress/run/calibrate.h"
+#include "compress/run/export_command.h"
 #include "compress/run/pipeline.h"
 #include "compress/run/torch_errors.h"
 #include "compress/sweep/sweep.h"

@@ -71,8 +71,8 @@ MAY_INCLUDE = {
                          "compress/walk", "compress/train", "compress/reconstruct", "compress/survey"},
     "compress/report": {"quant", "quant/pictures", "runtime/*", "compress/recipe", "compress/artifact",
                         "compress/train"},
-    "compress/export": {"quant", "runtime/*", "compress/plan", "compress/artifact", "compress/walk", "compress/report",
-                       "compress/run"},
+    "compress/export": {"quant", "runtime/*", "compress/recipe", "compress/plan", "compress/artifact",
+                        "compress/report"},
     "compress/sweep": {
         "runtime/*",
         "compress/recipe",

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "runtime/commands/artifact_files.h"
+#include "runtime/commands/small_files.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/sha256.h"
 
@@ -22,6 +23,14 @@ std::string model_hash(const runtime::Checkpoint& checkpoint) {
     text += path.filename().string() + " " + hashes.at(path.filename().string()) + "\n";
   }
   return runtime::sha256_hex(std::as_bytes(std::span(text)));
+}
+
+std::map<std::string, std::string> input_hashes(const runtime::Checkpoint& source) {
+  std::map<std::string, std::string> hashes = source.file_hashes();
+  for (const std::string& name : runtime::find_small_files(source.directory()).copied) {
+    hashes[name] = runtime::hash_small_file(source.directory(), name);
+  }
+  return hashes;
 }
 
 }  // namespace pare::compress

@@ -11,11 +11,15 @@
 #include <utility>
 
 #include "compress/artifact/hugging_face.h"
+#include "compress/artifact/model_hash.h"
 #include "compress/plan/plan.h"
+#include "compress/recipe/hub_name.h"
+#include "compress/report/model_card.h"
 #include "compress/report/source_card.h"
-#include "compress/run/manifest.h"
+#include "compress/report/stored_as.h"
 #include "quant/rtn.h"
 #include "runtime/commands/artifact_files.h"
+#include "runtime/commands/inspect.h"
 #include "runtime/commands/small_files.h"
 #include "runtime/containers/container_table.h"
 #include "runtime/containers/stored_linear.h"
@@ -194,6 +198,10 @@ class Exporter {
                               (num_sparse == 1 ? " layer" : " layers") +
                               " are dropped by the thresholds in config.json, which pare alone reads");
     }
+    if (const std::optional<std::string> card = source_card_name(source_.directory())) {
+      const std::vector<std::string> problems = card_head_of(source_.directory(), *card).problems;
+      result.events.insert(result.events.end(), problems.begin(), problems.end());
+    }
     write_layers(directory / kLayers, result);
     assemble(directory);
     compare(directory, result);
@@ -346,7 +354,7 @@ class Exporter {
     runtime::write_file_atomically(directory / "config.json",
                                    artifact_config(source_, modules, unquantized(), source_.sparsity_thresholds()));
     copy_small_files(source_, inputs_, directory);
-    // A card of the source says how the source is loaded, and is one of pare's, which says it of the source's format.
+    // What a card of pare's says is the source's format.
     if (is_own_card(directory, kCardName)) fs::remove(directory / kCardName);
     std::vector<runtime::StreamedTensor> tensors;
     for (const std::string& name : source_.tensor_names()) {
@@ -394,16 +402,40 @@ class Exporter {
       for (const runtime::Checkpoint* const checkpoint : {&source_, &written}) checkpoint->drop_pages(layer.linear);
       progress(static_cast<double>(i + 1), total);
     }
+    const runtime::WeightSizes sizes = runtime::weight_sizes(written);
+    result.source_bytes = bytes_of(source_.weight_files());
+    result.output_bytes = bytes_of(written.weight_files());
+    result.bits_per_weight = sizes.all_bits();
+    result.bits_per_weight_without_head = sizes.linear_bits();
   }
 
-  void write_manifest(const fs::path& directory, const ExportResult& result) const {
+  static int64_t bytes_of(const std::vector<fs::path>& files) {
+    int64_t bytes = 0;
+    for (const fs::path& file : files) bytes += static_cast<int64_t>(fs::file_size(file));
+    return bytes;
+  }
+
+  // Without the hashes of what was written.
+  Json manifest_of(const ExportResult& result) const {
     Json json = {{"pare", runtime::version()}, {"inputs", inputs_}};
+    if (const std::string name = known_hub_name(source_.directory()); !name.empty()) json["base_model"] = name;
     json[runtime::kExportMember] = runtime::parse_ordered_json(export_json(result, *options_.format), "the export");
     json["engines"] = Json::array();
     for (const EngineVerdict& verdict : result.engines) {
       json["engines"].push_back({{"engine", verdict.engine}, {"loads", verdict.loads}, {"reasons", verdict.reasons}});
     }
     json["events"] = result.events;  // where a run's manifest has them
+    json["sizes"] = {{"source_bytes", result.source_bytes},
+                     {"output_bytes", result.output_bytes},
+                     {"bits_per_weight", result.bits_per_weight},
+                     {"bits_per_weight_without_head", result.bits_per_weight_without_head}};
+    return json;
+  }
+
+  void write_manifest(const fs::path& directory, const ExportResult& result) const {
+    Json json = manifest_of(result);
+    keep_source_card(directory);
+    write_card(directory, card_of_folder(directory, runtime::json_text(json)));
     std::map<std::string, std::string> outputs;
     for (const auto& entry : fs::recursive_directory_iterator(directory)) {
       if (!entry.is_regular_file()) continue;
@@ -475,7 +507,7 @@ std::string error_text(double relative_error, const std::string& worst) {
   return "relative error up to " + std::string(error) + " ('" + worst + "')";
 }
 
-std::vector<std::string> export_lines(const ExportResult& result, const ExportFormat& format) {
+std::vector<std::string> passage_lines(const ExportResult& result, const runtime::FolderFormat& format) {
   std::vector<std::string> lines;
   for (const Kind& kind : kinds_of(result)) {
     std::string line =
@@ -489,15 +521,16 @@ std::vector<std::string> export_lines(const ExportResult& result, const ExportFo
       line += ": " + kind.reason;
     lines.push_back(std::move(line));
   }
-  for (const EngineVerdict& verdict : result.engines) {
-    std::string line = verdict.engine + (verdict.loads ? ": loads it" : ": does not load it");
-    for (size_t i = 0; i < verdict.reasons.size(); ++i) line += (i == 0 ? ": " : "; ") + verdict.reasons[i];
-    lines.push_back(std::move(line));
-  }
   return lines;
 }
 
-std::string export_json(const ExportResult& result, const ExportFormat& format) {
+std::vector<std::string> export_lines(const ExportResult& result, const runtime::FolderFormat& format) {
+  std::vector<std::string> lines = passage_lines(result, format);
+  for (const EngineVerdict& verdict : result.engines) lines.push_back(runtime::verdict_line(verdict));
+  return lines;
+}
+
+std::string export_json(const ExportResult& result, const runtime::FolderFormat& format) {
   Json json = {{"format", format.name}};
   json["layers"] = Json::array();
   for (const ExportedLayer& layer : result.layers) {
@@ -505,6 +538,7 @@ std::string export_json(const ExportResult& result, const ExportFormat& format) 
                   {"passage", name_of_passage(layer)},
                   {"same_values", layer.is_same},
                   {"relative_error", layer.relative_error}};
+    if (layer.plan.to) put_scheme(*layer.plan.to, entry);
     if (layer.plan.passage == Passage::rounded || layer.plan.passage == Passage::decoded)
       entry["reason"] = layer.plan.reason;
     json["layers"].push_back(std::move(entry));

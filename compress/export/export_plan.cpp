@@ -1,7 +1,6 @@
 #include "compress/export/export_plan.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <set>
 #include <stdexcept>
@@ -26,20 +25,9 @@ namespace {
 
 using runtime::PackScheme;
 
-constexpr std::array<ExportFormat, 8> kFormats = {
-    {{.name = runtime::kCompressedTensors, .container = runtime::kCompressedTensors},
-     {.name = runtime::kGptq, .container = runtime::kGptq},
-     {.name = runtime::kGptqV2, .container = runtime::kGptqV2},
-     {.name = runtime::kAwqGemm, .container = runtime::kAwqGemm},
-     // NF4 has a container of its own under the same method: container_of.
-     {.name = runtime::kBitsAndBytes, .container = runtime::kBitsAndBytes},
-     {.name = "nvfp4", .container = runtime::kCompressedTensors, .code = &runtime::kNvfp4Code},
-     {.name = "mxfp4", .container = runtime::kCompressedTensors, .code = &runtime::kMxfp4Code},
-     {.name = "dense", .container = ""}}};
-
 // What the layers of a model decide together.
 struct Target {
-  const ExportFormat& format;
+  const runtime::FolderFormat& format;
   int64_t common_group = 0;   // of common_group_of
   bool is_llm_int8 = false;   // bitsandbytes has one kind of codes for all layers
   float tensor_scale = 0.0f;  // with which nvfp4 holds all codes of mxfp4; 0: each layer needs its own
@@ -196,7 +184,7 @@ std::optional<PackScheme> other_codes(const PackScheme& from, const Target& targ
 // Other programs put a head of random numbers where GPTQ, AWQ or bitsandbytes store codes for one, since they quantize
 // the blocks' linears alone.
 bool is_head_of_blocks_only(const runtime::Checkpoint& source, const runtime::LinearDescription& linear,
-                            const ExportFormat& format) {
+                            const runtime::FolderFormat& format) {
   return !source.is_encoder() && linear.name == source.description().head.name &&
          format.container != runtime::kCompressedTensors;
 }
@@ -243,7 +231,7 @@ bool plan_powers(const runtime::Checkpoint& source, const Target& target, LayerE
 // rounded next. Codes with columns beside them are not the whole weight, and pass only with these.
 LayerExport plan_layer(const runtime::Checkpoint& source, const runtime::LinearDescription& linear, bool is_linear,
                        const PackScheme& from, const Target& target) {
-  const ExportFormat& format = target.format;
+  const runtime::FolderFormat& format = target.format;
   LayerExport layer{.linear = linear, .is_linear = is_linear, .from = from};
   if (format.container.empty() || from.is_dense()) {
     layer.passage = from.is_dense() ? Passage::unchanged : Passage::decoded;
@@ -350,7 +338,7 @@ std::string why_scales_are_lost(const runtime::Checkpoint& source, const LayerEx
   return "";
 }
 
-void require_lossless(const LayerExport& layer, const ExportFormat& format) {
+void require_lossless(const LayerExport& layer, const runtime::FolderFormat& format) {
   if (layer.passage != Passage::codes && layer.passage != Passage::unchanged) {
     throw std::invalid_argument("--lossless: layer '" + layer.linear.name + "': its codes do not pass to " +
                                 std::string(format.name) + ": " + layer.reason +
@@ -365,7 +353,7 @@ void require_lossless(const LayerExport& layer, const ExportFormat& format) {
 
 // Returns whether LLM.int8 holds every layer of the blocks that has codes.
 bool fits_llm_int8(const runtime::Checkpoint& source, const std::vector<StoredLayer>& layers,
-                   const ExportFormat& format) {
+                   const runtime::FolderFormat& format) {
   const auto fits = [&](const runtime::LinearDescription& linear, const PackScheme& from) {
     const runtime::InputFormat& input = from.input;
     const bool has_rule = is_rounded_by_tokens(from) || input.outliers == runtime::OutlierRule::absolute ||
@@ -392,7 +380,7 @@ float common_tensor_scale(const runtime::Checkpoint& source, const std::vector<S
 }
 
 Target target_of(const runtime::Checkpoint& source, const std::vector<StoredLayer>& layers,
-                 const ExportFormat& format) {
+                 const runtime::FolderFormat& format) {
   Target target{.format = format, .common_group = common_group_of(layers)};
   if (format.container == runtime::kBitsAndBytes) target.is_llm_int8 = fits_llm_int8(source, layers, format);
   if (format.code == &runtime::kNvfp4Code) target.tensor_scale = common_tensor_scale(source, layers);
@@ -414,7 +402,7 @@ std::vector<LayerExport> unread_layers(const runtime::Checkpoint& source) {
   return layers;
 }
 
-[[noreturn]] void refuse_uncompressed(const runtime::Checkpoint& source, const ExportFormat& format) {
+[[noreturn]] void refuse_uncompressed(const runtime::Checkpoint& source, const runtime::FolderFormat& format) {
   const bool is_import = runtime::ModelDirectory::is_import(source.directory());
   const std::string name =
       "'" + (is_import ? source.directory().filename().string() + ".gguf" : source.directory().string()) + "' ";
@@ -436,7 +424,7 @@ std::vector<LayerExport> unread_layers(const runtime::Checkpoint& source) {
                               "holds no compressed layers, and a folder format holds what a recipe makes: " + recipe);
 }
 
-void require_together(const std::vector<LayerExport>& layers, const ExportFormat& format) {
+void require_together(const std::vector<LayerExport>& layers, const runtime::FolderFormat& format) {
   std::vector<runtime::StoredModule> modules;
   for (const LayerExport& layer : layers) {
     if (layer.to) modules.push_back({layer.linear.name, *layer.to, layer.is_linear});
@@ -450,15 +438,6 @@ void require_together(const std::vector<LayerExport>& layers, const ExportFormat
 }
 
 }  // namespace
-
-std::span<const ExportFormat> folder_formats() {
-  return kFormats;
-}
-
-const ExportFormat* find_folder_format(std::string_view name) {
-  const auto found = std::ranges::find(kFormats, name, &ExportFormat::name);
-  return found == kFormats.end() ? nullptr : &*found;
-}
 
 runtime::LinearWeights passing_codes(const runtime::Checkpoint& source, const runtime::LinearDescription& linear) {
   runtime::LinearWeights weights = source.stored_linear(linear);
@@ -477,7 +456,8 @@ runtime::LinearWeights passing_codes(const runtime::Checkpoint& source, const La
   return weights;
 }
 
-std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const ExportFormat& format, bool lossless) {
+std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const runtime::FolderFormat& format,
+                                     bool lossless) {
   if (!format.container.empty() && format.container != runtime::kCompressedTensors && !source.other_parts().empty()) {
     throw std::invalid_argument(
         "'" + source.directory().string() + "' has more parts than its text model ('" + source.other_parts().front() +

@@ -8,21 +8,11 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/export/folder_formats.h"
 #include "runtime/format/stored_scheme.h"
 #include "runtime/model/checkpoint.h"
 
 namespace pare::compress {
-
-// A folder format that --format names.
-struct ExportFormat {
-  std::string_view name;                      // "awq-gemm"
-  std::string_view container;                 // ContainerFormat::name(); "": dense weights
-  const runtime::WeightCode* code = nullptr;  // that every compressed layer gets; null: that of its own
-};
-// Returns the formats that are folders, in the order of the help.
-std::span<const ExportFormat> folder_formats();
-// Returns the format of that name, or null.
-const ExportFormat* find_folder_format(std::string_view name);
 
 // What an export does with a layer's values.
 enum class Passage {
@@ -63,6 +53,7 @@ runtime::LinearWeights passing_codes(const runtime::Checkpoint& source, const La
 // Throws std::invalid_argument for a checkpoint without compressed layers (unless the format is dense), for a format
 // that holds none of them, and for layers that one file of it cannot hold together. With `lossless` it throws for the
 // first layer whose codes do not pass: layer, reason, what to do.
-std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const ExportFormat& format, bool lossless);
+std::vector<LayerExport> plan_export(const runtime::Checkpoint& source, const runtime::FolderFormat& format,
+                                     bool lossless);
 
 }  // namespace pare::compress

@@ -102,6 +102,11 @@ bool keep_scaled_stages(const PassRecipe& scaling, size_t pass, const runtime::B
   return scales_any;
 }
 
+// Blocks of GGUF have scales in float16, whatever holds the layers until then.
+runtime::DType scale_dtype_of(const Recipe& recipe, const runtime::ContainerFormat& container, runtime::DType model) {
+  return recipe.gguf_format != nullptr ? runtime::DType::F16 : container.scale_dtype(model);
+}
+
 std::vector<Step> plan_steps(const Recipe& recipe, const runtime::LinearDescription& linear, runtime::Stage stage,
                              runtime::DType scale_dtype) {
   std::vector<Step> steps;
@@ -169,7 +174,7 @@ void keep_reconstructed_layers(const Recipe& recipe, RunPlan& plan) {
 // Appends a block to the plan with what the recipe does to its layers. `model_dtype` is the type that the model is
 // stored in.
 void plan_block(const Recipe& recipe, runtime::DType model_dtype, std::vector<LayerPlan> layers, RunPlan& plan) {
-  const runtime::DType scale_dtype = runtime::container_format(recipe.container).scale_dtype(model_dtype);
+  const runtime::DType scale_dtype = scale_dtype_of(recipe, runtime::container_format(recipe.container), model_dtype);
   for (LayerPlan& layer : layers) {
     layer.steps = plan_steps(recipe, layer.linear, layer.stage, scale_dtype);
     if (!layer.is_compressed()) {
@@ -258,7 +263,7 @@ void plan_head(const Recipe& recipe, const runtime::Checkpoint& checkpoint, RunP
   grid.bits = recipe.head->bits;
   grid.group_size = recipe.head->group_size;
   grid.scales = quant::ScaleSearch::squared_error;
-  grid.scale_dtype = container.scale_dtype(model.dtype);
+  grid.scale_dtype = scale_dtype_of(recipe, container, model.dtype);
   if (grid.group_size != runtime::kPerChannel && model.hidden_size % grid.group_size != 0) {
     refuse_recipe("head: group size " + std::to_string(grid.group_size) + " does not divide the model's width " +
                   std::to_string(model.hidden_size) + "; leave it out for one scale per channel");
@@ -470,6 +475,7 @@ RunPlan plan_decoder(const Recipe& recipe, const runtime::Checkpoint& checkpoint
   check_calibration(recipe, plan);
   share_container(recipe, plan);
   check_container(recipe, checkpoint, plan);
+  check_form(recipe, checkpoint, plan);
   check_budget_fits(recipe, plan);
   return plan;
 }
@@ -500,6 +506,7 @@ RunPlan plan_encoder(const Recipe& recipe, const runtime::Checkpoint& checkpoint
   check_calibration(recipe, plan);
   share_container(recipe, plan);
   check_container(recipe, checkpoint, plan);
+  check_form(recipe, checkpoint, plan);
   return plan;
 }
 

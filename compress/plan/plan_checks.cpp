@@ -29,10 +29,10 @@ bool matches_any_name(const std::string& pattern, const std::vector<std::string>
 
 // Refuses a container that the recipe names and in which nothing is stored.
 void check_container_is_used(const Recipe& recipe, const std::vector<runtime::StoredModule>& modules) {
-  if (!recipe.asks_for_container) return;
+  if (!recipe.asks_for_container || recipe.has_other_form()) return;
   if (modules.empty()) {
     refuse_recipe(
-        "container " + recipe.container +
+        "container " + std::string(recipe.asked_container()) +
         ": no weight is rounded or packed and no input is rounded, so every tensor is stored as in the source: "
         "leave 'container' out");
   }
@@ -211,6 +211,24 @@ void check_container(const Recipe& recipe, const runtime::Checkpoint& checkpoint
   }
 }
 
+void check_form(const Recipe& recipe, const runtime::Checkpoint& checkpoint, const RunPlan& plan) {
+  if (recipe.gguf_format != nullptr) runtime::gguf_family(checkpoint);
+  const auto require = [&](const runtime::LinearDescription& linear, const runtime::PackScheme& scheme) {
+    const runtime::Acceptance held =
+        recipe.gguf_format != nullptr     ? runtime::holds_codes(*recipe.gguf_format, scheme, linear.num_in)
+        : recipe.folder_format != nullptr ? runtime::holds_codes(*recipe.folder_format, scheme)
+                                          : runtime::Acceptance();
+    if (held) return;
+    refuse_recipe("container " + std::string(recipe.asked_container()) + ": " + linear.name + ": " + held.reason);
+  };
+  for (const auto& layers : plan.blocks) {
+    for (const LayerPlan& layer : layers) {
+      if (layer.is_compressed() && !layer.scheme.is_plain()) require(layer.linear, layer.scheme);
+    }
+  }
+  for (const TablePlan& table : plan.tables) require(table.linear, table.scheme);
+}
+
 void check_budget_fits(const Recipe& recipe, const RunPlan& plan) {
   if (!recipe.budget) return;
   const runtime::ContainerFormat& container = runtime::container_format(recipe.container);
@@ -285,8 +303,8 @@ void refuse_what_encoders_lack(const Recipe& recipe, const runtime::EncoderDescr
       "reconstruct: blocks are trained to match the original model's states, which are carried only for decoders: "
       "leave it out");
   refuse_if(recipe.head.has_value(), "head: an encoder has no head, and its embeddings stay as they are: leave it out");
-  refuse_if(recipe.container != runtime::kCompressedTensors,
-            "container " + recipe.container + " is only for decoders: use compressed-tensors");
+  refuse_if(recipe.container != runtime::kCompressedTensors || recipe.gguf_format != nullptr,
+            "container " + std::string(recipe.asked_container()) + " is only for decoders: use compressed-tensors");
   refuse_if(recipe.sensitivity.has_value() || recipe.budget.has_value(),
             "sensitivity and budget measure the loss of a next token, which an encoder does not predict: leave them "
             "out");

@@ -35,6 +35,8 @@ void check_fits_agree(const LayerPlan& layer);
 void check_calibration(const Recipe& recipe, const RunPlan& plan);
 // Checks that one container can hold all modules of the checkpoint beside each other, and beside what is no text part.
 void check_container(const Recipe& recipe, const runtime::Checkpoint& checkpoint, const RunPlan& plan);
+// Checks that what the result is written as (Recipe::folder_format, gguf_format) holds the codes of every layer.
+void check_form(const Recipe& recipe, const runtime::Checkpoint& checkpoint, const RunPlan& plan);
 // Checks that all the schemes that a budget may choose fit beside each other.
 void check_budget_fits(const Recipe& recipe, const RunPlan& plan);
 // Refuses evaluations of the other kind of model.

@@ -1,7 +1,10 @@
 #include "compress/recipe/hub_name.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <system_error>
+
+#include "runtime/commands/artifact_files.h"
 
 namespace pare::compress {
 namespace {
@@ -35,6 +38,13 @@ std::string name_in_hub_cache(const std::filesystem::path& model) {
   if (between == std::string::npos) return {};
   name.replace(between, kBetween.size(), "/");
   return is_hub_name(name) ? name : std::string();
+}
+
+std::string known_hub_name(const std::filesystem::path& model) {
+  if (std::string name = name_in_hub_cache(model); !name.empty()) return name;
+  if (!std::filesystem::is_directory(model)) return {};
+  const nlohmann::json name = runtime::manifest_member(model, "base_model");
+  return name.is_string() && is_hub_name(name.get<std::string>()) ? name.get<std::string>() : std::string();
 }
 
 }  // namespace pare::compress

@@ -15,4 +15,7 @@ bool is_hub_name(std::string_view name);
 // followed; else "". Throws nothing for paths that do not exist.
 std::string name_in_hub_cache(const std::filesystem::path& model);
 
+// Returns the name that a hub's cache gives the model's folder, or else the pare.json in it; "" where neither does.
+std::string known_hub_name(const std::filesystem::path& model);
+
 }  // namespace pare::compress

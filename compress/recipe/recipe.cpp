@@ -228,6 +228,7 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
         "'head', 'budget', 'sensitivity' and 'container' belong to passes that work layer by layer: add one, or leave "
         "them out");
   }
+  if (recipe.asks_for_container) check_form(recipe, given.at("container"));
   if (recipe.sensitivity || recipe.budget) check_sensitivity(recipe, passes, top);
   if (recipe.budget) use_fitting_groups(recipe);
   check_gates(recipe, top);

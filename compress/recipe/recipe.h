@@ -17,6 +17,8 @@
 #include "compress/recipe/student_options.h"
 #include "runtime/commands/bench.h"
 #include "runtime/evaluate/evaluation.h"
+#include "runtime/export/folder_formats.h"
+#include "runtime/export/gguf_formats.h"
 
 namespace pare::compress {
 
@@ -130,6 +132,10 @@ struct Recipe {
   std::optional<HeadRecipe> head;
   // Whose files the result looks like (runtime/format/container_format.h). LLM.int8 has layouts of its own.
   std::string container = std::string(runtime::kCompressedTensors);
+  // What the result is written as where `container:` names none: as `pare export --format` writes it, from layers that
+  // are in `container` until then. At most one is not null.
+  const runtime::FolderFormat* folder_format = nullptr;  // nvfp4, mxfp4, dense
+  const runtime::GgufFormat* gguf_format = nullptr;
   bool asks_for_container = false;  // whether the recipe says so itself: it is then one that something is stored in
   std::optional<SensitivityRecipe> sensitivity;
   std::optional<BudgetRecipe> budget;
@@ -142,6 +148,12 @@ struct Recipe {
   bool strict = false;          // an event (raised damping, dead column, fallback) is an error
   std::string text;             // the file as it was read
   std::filesystem::path file;
+
+  // What `container:` names.
+  std::string_view asked_container() const;
+  // Whether the result is another form of the folder that its layers are assembled in: dense weights, or a GGUF file.
+  bool has_other_form() const { return gguf_format != nullptr || is_dense_form(); }
+  bool is_dense_form() const { return folder_format != nullptr && folder_format->container.empty(); }
 
   // Its keys (recipe_keys.cpp): `passes` and `evaluate` are lists, which parse_recipe reads item by item.
   void fields(runtime::FieldVisitor& visit);

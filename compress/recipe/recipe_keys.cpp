@@ -157,11 +157,21 @@ void LayersRecipe::fields(runtime::FieldVisitor& visit) {
       "counts.");
 }
 
+std::string_view Recipe::asked_container() const {
+  if (folder_format != nullptr) return folder_format->name;
+  return gguf_format != nullptr ? gguf_format->name : std::string_view(container);
+}
+
 void Recipe::fields(runtime::FieldVisitor& visit) {
   std::vector<std::string_view> containers;
   for (const runtime::ContainerFormat* format : runtime::container_formats()) {
     if (format->is_for_recipes()) containers.push_back(format->name());
   }
+  const std::vector<std::string_view> own = containers;
+  for (const runtime::FolderFormat& format : runtime::folder_formats()) {
+    if (std::ranges::find(own, format.name) == own.end()) containers.push_back(format.name);
+  }
+  for (const runtime::GgufFormat& format : runtime::gguf_formats()) containers.push_back(format.name);
   visit_path(visit, "model", model,
              "This checkpoint is compressed: a directory or a `.gguf` file. `--model` takes its place.");
   visit("base_model", base_model, kHubForm,
@@ -173,8 +183,15 @@ void Recipe::fields(runtime::FieldVisitor& visit) {
   visit("student", student, "The model is first made smaller, from copies and means of its own weights.");
   visit.other(kPassesKey, "These passes are applied one after the other.");
   visit("head", head, "The embedding and the head are rounded to codes as well. Only pare loads such a model.");
-  visit("container", container, std::span<const std::string_view>(containers),
-        "The result is stored in this format. `llm_int8` has layouts of its own.");
+  std::string asked(asked_container());
+  visit(
+      "container", asked, std::span<const std::string_view>(containers),
+      "The result is stored in this format, which must hold the passes' codes. `gguf` and the types of GGUF write one "
+      "`.gguf` file, and `dense` what the codes stand for. `llm_int8` has layouts of its own.");
+  const bool is_own = std::ranges::find(own, asked) != own.end();
+  folder_format = is_own ? nullptr : runtime::find_folder_format(asked);
+  gguf_format = is_own || folder_format != nullptr ? nullptr : runtime::find_gguf_format(asked);
+  container = is_own ? asked : std::string(runtime::kCompressedTensors);
   visit("sensitivity", sensitivity, "This measures what rounding each group of layers alone adds to the loss.");
   visit("budget", budget,
         "Bits and group sizes are chosen for each stage of each block, to keep to a size. This takes either `bits` or "

@@ -196,6 +196,12 @@ void check_scaling(const PassPointers& group, const Value& passes) {
   if (!why.empty()) passes.fail(name + " " + why);
 }
 
+// Whether what the recipe's container is holds such a layer.
+runtime::Acceptance holds_form(const Recipe& recipe, const runtime::PackScheme& scheme) {
+  return recipe.folder_format != nullptr ? runtime::holds_codes(*recipe.folder_format, scheme)
+                                         : runtime::holds_codes(*recipe.gguf_format, scheme);
+}
+
 }  // namespace
 
 void check_student(const StudentOptions& options, const YamlValue& value, const GivenOptions& given,
@@ -241,6 +247,58 @@ PassRecipe read_pass(const Value& value, const std::optional<CalibrationRecipe>&
     pass.overrides.push_back(read_override(pattern, options, *pass.options, calibration));
   }
   return pass;
+}
+
+void check_form(const Recipe& recipe, const Value& value) {
+  if (recipe.folder_format == nullptr && recipe.gguf_format == nullptr) return;
+  const std::string name(recipe.asked_container());
+  const bool keeps_codes = recipe.folder_format != nullptr ? recipe.folder_format->code != nullptr
+                                                           : !holds_form(recipe, runtime::dense_scheme());
+  if (recipe.has_other_form() && recipe.budget && recipe.budget->size_bytes) {
+    value.fail("'" + name + "' and budget: 'size' counts the files of compressed-tensors: give 'bits' in its place");
+  }
+  bool has_rounding = false;
+  for (const PassRecipe& pass : recipe.passes) {
+    const std::string key(pass.row->key);
+    const auto require = [&](const PassOptions& options, int bits) {
+      runtime::PackScheme scheme = runtime::dense_scheme();
+      options.store(scheme);
+      if (bits > 0) scheme.bits = bits;
+      if (recipe.has_other_form() && scheme.container == runtime::kPareSparse24) {
+        value.fail("'" + name + "' packs no pattern: leave 'storage' out of " + key + ", and zeros are stored");
+      }
+      const bool is_stored = options.kind() == PassKind::rounds;
+      if (const runtime::Acceptance held = holds_form(recipe, scheme); is_stored && !held) {
+        value.fail("'" + name + "' and " + key + ": " + held.reason);
+      }
+    };
+    if (recipe.gguf_format != nullptr && pass.options->kind() == PassKind::drops_inputs) {
+      value.fail("'" + name + "' and " + key + ": a GGUF file drops no input: leave one of them out");
+    }
+    if (pass.options->kind() == PassKind::rounds) {
+      has_rounding = has_rounding || stores_codes(*pass.options);
+      if (recipe.budget) {
+        for (const int bits : recipe.budget->allowed) {
+          if (bits != runtime::kDenseBits) {
+            require(*pass.options, bits);
+          } else if (keeps_codes) {
+            value.fail("'" + name + "' and budget: weights of 16 bits would be rounded: take 16 out of 'budget.allow'");
+          }
+        }
+        continue;
+      }
+    }
+    require(*pass.options, 0);
+    for (const LayerOverride& item : pass.overrides) {
+      const std::shared_ptr<PassOptions> changed = copy_of(*pass.options);
+      runtime::assign_fields(item.values, *changed);
+      require(*changed, 0);
+    }
+  }
+  if (!keeps_codes || has_rounding) return;
+  value.fail("'" + name + "' holds codes, and no pass rounds to any: add one, such as " +
+             (recipe.gguf_format != nullptr ? "gptq or gguf" : "'gptq: {code: " + name + "}'") +
+             ", or leave 'container' out");
 }
 
 void check_order(const Recipe& recipe, const Value& passes) {

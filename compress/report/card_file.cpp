@@ -44,7 +44,8 @@ void replace_card(const fs::path& directory, const std::string& text, Json manif
   // The source's card has another name from now on.
   if (!kept.empty()) hashes[kept] = runtime::sha256_file(directory / kept);
   outputs = hashes;
-  runtime::write_privately(runtime::open_small_file(directory, "config.json"), directory / runtime::kManifestName,
+  const std::string config = runtime::is_there(directory / "config.json") ? "config.json" : described_by(directory);
+  runtime::write_privately(runtime::open_small_file(directory, config), directory / runtime::kManifestName,
                            runtime::seal_json(runtime::json_text(manifest, 2) + "\n"));
 }
 
@@ -58,7 +59,7 @@ std::string make_card(const fs::path& directory, const CardRequest& request) {
   const fs::path path = directory / runtime::kManifestName;
   if (!runtime::is_there(path)) {
     throw std::invalid_argument("'" + directory.string() +
-                                "' has no pare.json: expected a model that 'pare run' has made");
+                                "' has no pare.json: expected a model that 'pare run' or 'pare export' has made");
   }
   const std::string stored = runtime::read_text_file(path);
   if (runtime::check_seal(stored) == runtime::Seal::broken) {
@@ -66,11 +67,6 @@ std::string make_card(const fs::path& directory, const CardRequest& request) {
   }
   Json manifest = runtime::parse_ordered_json(stored, path.string());
   manifest.erase("sha256");
-  if (manifest.contains(runtime::kExportMember)) {
-    throw std::invalid_argument("'" + directory.string() +
-                                "' was exported, and its pare.json knows no run: expected a model that 'pare run' has "
-                                "made, such as the one that was exported");
-  }
   if (!request.base_model.empty()) manifest["base_model"] = request.base_model;
   const std::string text = card_of_folder(directory, runtime::json_text(manifest));
   if (request.write) replace_card(directory, text, std::move(manifest));

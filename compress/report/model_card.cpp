@@ -39,6 +39,8 @@ struct CardFacts {
   std::string family;      // model_type of config.json
   std::string container;   // quant_method or pare_method of config.json; empty: no weight is in codes
   bool is_decoder = false;
+  std::string format;    // of `pare export --format`; empty: a run has made the model
+  bool is_gguf = false;  // the weights are one .gguf file
   bool has_codes = false, is_pruned = false, is_trained = false;
   std::set<int64_t> bits;                  // of codes
   Texts methods;                           // keys of the passes that rounded or pruned, in their order in pare.json
@@ -57,6 +59,12 @@ std::string counted(int64_t count, const std::string& one) {
   return std::to_string(count) + " " + one + (count == 1 ? "" : "s");
 }
 
+// Of a run, or of an export, whose layers have no method.
+const Json& layers_of(const Json& manifest) {
+  const bool is_export = manifest.contains(runtime::kExportMember);
+  return (is_export ? manifest[runtime::kExportMember] : manifest).at("layers");
+}
+
 CardFacts facts_of(const Json& manifest, const Json& config) {
   CardFacts facts;
   facts.base_model = text_of(manifest, "base_model");
@@ -64,6 +72,11 @@ CardFacts facts_of(const Json& manifest, const Json& config) {
   facts.family = text_of(config, "model_type");
   constexpr std::string_view kOwn = "pare_";  // own_config.h
   if (facts.family.starts_with(kOwn)) facts.family.erase(0, kOwn.size());
+  if (manifest.contains(runtime::kWrittenMember) && manifest[runtime::kWrittenMember].contains("architecture")) {
+    facts.is_decoder = facts.is_gguf = true;
+    facts.container = "gguf";
+    facts.family = text_of(manifest[runtime::kWrittenMember], "architecture");
+  }
   if (config.contains("quantization_config")) {
     const Json& quantization = config["quantization_config"];
     facts.container = text_of(quantization, "quant_method");
@@ -75,9 +88,11 @@ CardFacts facts_of(const Json& manifest, const Json& config) {
           facts.is_decoder || (name.is_string() && name.get<std::string>().find("ForCausalLM") != std::string::npos);
     }
   }
-  for (const Json& layer : manifest.at("layers")) {
-    const std::string method = layer.at("method").get<std::string>();
-    if (std::ranges::find(facts.methods, method) == facts.methods.end()) facts.methods.push_back(method);
+  if (manifest.contains(runtime::kExportMember)) facts.format = text_of(manifest[runtime::kExportMember], "format");
+  for (const Json& layer : layers_of(manifest)) {
+    const std::string method = text_of(layer, "method");
+    const bool is_new = std::ranges::find(facts.methods, method) == facts.methods.end();
+    if (is_new && !method.empty()) facts.methods.push_back(method);
     facts.has_codes = facts.has_codes || layer.contains("bits");
     facts.is_pruned = facts.is_pruned || layer.contains("zeros");
     if (layer.contains("bits")) facts.bits.insert(layer["bits"].get<int64_t>());
@@ -159,6 +174,7 @@ std::string title_of(const CardFacts& facts) {
   for (const int64_t bits : facts.bits) words.push_back(std::to_string(bits));
   if (facts.has_codes) title += ", " + runtime::listed(words, "and") + " bits";
   if (!facts.methods.empty()) title += " by " + runtime::listed(facts.methods, "and");
+  if (!facts.format.empty()) title += (facts.has_codes ? " in " : ", ") + facts.format;
   return title;
 }
 
@@ -190,8 +206,9 @@ std::string layer_table(const Json& manifest) {
     std::vector<double> errors;
   };
   std::vector<std::pair<std::pair<std::string, std::string>, Group>> groups;  // in the order of the layers
-  for (const Json& layer : manifest.at("layers")) {
-    const std::pair key(layer.at("method").get<std::string>(), stored_as(layer));
+  const bool is_export = manifest.contains(runtime::kExportMember);
+  for (const Json& layer : layers_of(manifest)) {
+    const std::pair key(layer.at(is_export ? "passage" : "method").get<std::string>(), stored_as(layer));
     auto group = std::ranges::find(groups, key, &std::pair<std::pair<std::string, std::string>, Group>::first);
     if (group == groups.end()) group = groups.insert(groups.end(), {key, Group()});
     ++group->second.num_layers;
@@ -200,8 +217,8 @@ std::string layer_table(const Json& manifest) {
     }
   }
   if (groups.empty()) return {};
-  std::string table =
-      "| layers | last pass | weights stored as | relative error, median | largest |\n|---|---|---|---|---|\n";
+  std::string table = std::string("| layers | ") + (is_export ? "what passed" : "last pass") +
+                      " | weights stored as | relative error, median | largest |\n|---|---|---|---|---|\n";
   for (const auto& [key, group] : groups) {
     table += "| " + std::to_string(group.num_layers) + " | " + markdown_text(key.first) + " | " +
              markdown_text(key.second) + " | ";
@@ -247,7 +264,23 @@ std::string with_names_for_paths(std::string_view text, bool is_recipe) {
   return result;
 }
 
-std::string what_was_done(const Json& manifest, const std::string& manifest_name) {
+std::string events_of(const Json& manifest) {
+  const Json& events = manifest.at("events");
+  if (events.empty()) return {};
+  std::string lines;
+  for (const Json& event : events) {
+    lines += with_names_for_paths(event.get<std::string>(), /*is_recipe=*/false) + "\n";
+  }
+  return "What went other than planned:\n\n" + markdown_code(lines, "text") + "\n";
+}
+
+std::string what_was_done(const Json& manifest, const CardFacts& facts, const std::string& manifest_name) {
+  if (!facts.format.empty()) {
+    return "## What was done\n\nThe weights of a model were written in the format " + markdown_text(facts.format) +
+           ", by `pare export`. Errors are relative to the weights of that model, which may have been compressed "
+           "already.\n\n" +
+           layer_table(manifest) + events_of(manifest);
+  }
   const std::string recipe = text_of(manifest, "recipe");
   std::string text = "## What was done\n\n" + passes_in_words(recipe, manifest_name);
   if (!text.ends_with("\n\n")) text += "\n";
@@ -268,15 +301,7 @@ std::string what_was_done(const Json& manifest, const std::string& manifest_name
             std::to_string(training.at("kept_step").get<int64_t>()) + " are kept.\n\n";
   }
   text += "The recipe:\n\n" + markdown_code(with_names_for_paths(recipe, /*is_recipe=*/true), "yaml") + "\n";
-  const Json& events = manifest.at("events");
-  if (!events.empty()) {
-    std::string lines;
-    for (const Json& event : events) {
-      lines += with_names_for_paths(event.get<std::string>(), /*is_recipe=*/false) + "\n";
-    }
-    text += "What went other than planned:\n\n" + markdown_code(lines, "text") + "\n";
-  }
-  return text;
+  return text + events_of(manifest);
 }
 
 // --- figures ---
@@ -321,10 +346,11 @@ bool was_timed(const Json& manifest) {
   return recipe.find("\nbenchmark:") != std::string::npos;
 }
 
-std::string not_measured(const Json& manifest) {
+std::string not_measured(const Json& manifest, const CardFacts& facts) {
   std::string text = "## What was not measured\n\n";
   const bool is_measured = manifest.contains("evaluations") && !manifest["evaluations"].empty();
-  if (!is_measured) text += "- How good the model is: the run that made it measured nothing.\n";
+  const std::string maker = facts.format.empty() ? "run that made it" : "export that wrote it";
+  if (!is_measured) text += "- How good the model is: the " + maker + " measured nothing.\n";
   if (is_measured) text += "- Any task, language or text other than those above.\n";
   text += "- Bias and safety, which compression may change.\n";
   text += was_timed(manifest) ? "- Memory, and speed on other machines than the one that `report.json` names.\n"
@@ -372,6 +398,7 @@ std::string how_to_load(const Json& manifest, const CardFacts& facts) {
   if (!manifest.at("engines").empty()) text += verdict_lines(manifest["engines"]);
   if (loads(facts.transformers)) text += with_transformers(facts);
   if (loads(facts.vllm)) text += "### With vLLM\n\n" + markdown_code(std::string("vllm serve ") + kFolder, "sh") + "\n";
+  if (facts.is_gguf) text += "### With llama.cpp\n\n" + markdown_code("llama-cli -m FILE.gguf", "sh") + "\n";
   const std::string folder = kFolder;
   return text + "### With pare\n\n" +
          markdown_code((facts.is_decoder ? "pare generate " + folder + " --prompt \"The capital of France is\"\n" +
@@ -410,21 +437,24 @@ std::string model_card(const CardInputs& inputs) {
     card += (facts.base_model.empty()
                  ? "A model"
                  : "[" + markdown_text(facts.base_model) + "](https://huggingface.co/" + facts.base_model + ")") +
-            std::string(facts.has_codes    ? ", quantized"
-                        : facts.is_pruned  ? ", pruned"
-                        : facts.is_trained ? ", trained further"
-                                           : ", changed") +
+            std::string(!facts.format.empty() ? ", written in another format"
+                        : facts.has_codes     ? ", quantized"
+                        : facts.is_pruned     ? ", pruned"
+                        : facts.is_trained    ? ", trained further"
+                                              : ", changed") +
             " by pare.\n\n";
     return card + sizes_of(manifest) + measured(manifest) + how_to_load(manifest, facts) +
-           what_was_done(manifest, inputs.manifest_name) + not_measured(manifest) + origin(facts, inputs);
+           what_was_done(manifest, facts, inputs.manifest_name) + not_measured(manifest, facts) + origin(facts, inputs);
   } catch (const nlohmann::json::exception& error) {
     throw std::runtime_error("'" + inputs.manifest_name + "' or config.json is not what pare writes: " + error.what());
   }
 }
 
 std::string card_of_folder(const fs::path& artifact, const std::string& manifest) {
+  // A folder with a .gguf has none.
+  const bool has_config = runtime::is_there(artifact / "config.json");
   CardInputs inputs{.manifest = manifest,
-                    .config = runtime::read_text_file(artifact / "config.json"),
+                    .config = has_config ? runtime::read_text_file(artifact / "config.json") : "{}",
                     .source = {},
                     .source_card = {},
                     .manifest_name = (artifact / runtime::kManifestName).filename().string()};
@@ -436,9 +466,18 @@ std::string card_of_folder(const fs::path& artifact, const std::string& manifest
   return model_card(inputs);
 }
 
+std::string described_by(const fs::path& artifact) {
+  for (const char* name : {kSourceCardName, "config.json"}) {
+    if (runtime::is_there(artifact / name)) return name;
+  }
+  for (const auto& entry : fs::directory_iterator(artifact)) {
+    if (entry.path().extension() == ".gguf") return entry.path().filename().string();
+  }
+  return runtime::kManifestName;
+}
+
 void write_card(const fs::path& artifact, const std::string& card) {
-  const char* const source = runtime::is_there(artifact / kSourceCardName) ? kSourceCardName : "config.json";
-  runtime::write_privately(runtime::open_small_file(artifact, source), artifact / kCardName, card);
+  runtime::write_privately(runtime::open_small_file(artifact, described_by(artifact)), artifact / kCardName, card);
 }
 
 }  // namespace pare::compress

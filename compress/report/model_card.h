@@ -26,6 +26,9 @@ std::string model_card(const CardInputs& inputs);
 // Returns model_card of an artifact's folder, whose pare.json holds `manifest`.
 std::string card_of_folder(const std::filesystem::path& artifact, const std::string& manifest);
 
+// Returns the name of a file of the folder that says whose eyes the card is for: what stands in the card is from there.
+std::string described_by(const std::filesystem::path& artifact);
+
 // Writes it as README.md. Fields of the source's card are in it, so nobody may read it who may not read that.
 void write_card(const std::filesystem::path& artifact, const std::string& card);
 

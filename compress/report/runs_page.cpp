@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
 #include <stdexcept>
 
 #include "compress/report/html.h"
@@ -13,6 +14,7 @@
 #include "compress/report/stored_as.h"
 #include "quant/pictures/plot.h"
 #include "runtime/commands/artifact_files.h"
+#include "runtime/evaluate/evaluation.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
@@ -25,6 +27,9 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 using Value = std::optional<double>;
+
+// Names of figures.
+constexpr const char *kPerplexity = "perplexity", *kKl = "kl_mean", *kAgreement = "top1_agreement";
 
 Value finite(const Json& json, const char* key) {
   if (!json.contains(key) || !json[key].is_number()) return std::nullopt;
@@ -57,7 +62,6 @@ Value speed_on(const Json& report, const std::string& data) {
 
 // The figures of an evaluation that gives perplexities; nothing of others.
 std::optional<RunFigures> measured(RunFigures run, const Json& evaluation, const Json& report) {
-  constexpr const char *kPerplexity = "perplexity", *kKl = "kl_mean", *kAgreement = "top1_agreement";
   run.data = evaluation.at("data").get<std::string>();
   for (const Json& figure : evaluation.at("figures")) {
     const std::string name = figure.at("name").get<std::string>();
@@ -86,6 +90,41 @@ std::optional<Json> benchmark_of(const fs::path& place, const Json& report) {
   return runtime::parse_ordered_json(runtime::read_text_file(file), file.string());
 }
 
+// Whether it is of a task: what a recipe may ask of its row's accuracy tells.
+bool is_task(const Json& evaluation) {
+  if (!evaluation.contains("evaluation")) return false;  // of older versions
+  const std::span<const runtime::EvaluationRow* const> rows = runtime::evaluation_rows();
+  const auto row = std::ranges::find(rows, evaluation["evaluation"].get<std::string>(), &runtime::EvaluationRow::key);
+  return row != rows.end() && std::ranges::find((*row)->gates, "recovery", &runtime::Gate::name) != (*row)->gates.end();
+}
+
+// Names the questions: the file, and what report.json says of how many there were, behind how many examples.
+std::string questions_of(const Json& evaluation, const Json& result) {
+  std::string text = evaluation.at("data").get<std::string>();
+  for (const auto& [key, what] : {std::pair("questions", " questions"), {"shots", " shots"}}) {
+    if (result.contains(key) && result[key].is_number_integer()) {
+      text += ", " + std::to_string(result[key].get<int64_t>()) + what;
+    }
+  }
+  return text;
+}
+
+// `result` is that of report.json.
+std::optional<TaskFigure> task_of(const Json& evaluation, const Json& result) {
+  std::optional<TaskFigure> task;
+  for (const Json& figure : evaluation.at("figures")) {
+    const std::string name = figure.at("name").get<std::string>();
+    const Value value = finite(figure, "value");
+    if (!value || name == kPerplexity || name.ends_with("_changed")) continue;
+    task = TaskFigure{.name = figure.at("meaning").get<std::string>(),
+                      .data = questions_of(evaluation, result),
+                      .accuracy = *value,
+                      .standard_error = finite(figure, "standard_error"),
+                      .reference = finite(figure, "reference")};
+  }
+  return task;
+}
+
 std::vector<RunFigures> figures_of(const fs::path& folder) {
   runtime::require_listed_files(folder);
   const auto read = [&](const char* name) {
@@ -110,7 +149,17 @@ std::vector<RunFigures> figures_of(const fs::path& folder) {
   }
   std::vector<RunFigures> runs;
   if (manifest.contains("evaluations")) {
+    std::map<std::string, size_t> num_of;  // results of each evaluation, which report.json has in their order
     for (const Json& evaluation : manifest["evaluations"]) {
+      if (!is_task(evaluation)) continue;
+      const std::string key = evaluation["evaluation"].get<std::string>();
+      const size_t index = num_of[key]++;
+      const bool is_reported = report.contains(key) && report[key].is_array() && index < report[key].size();
+      const std::optional<TaskFigure> task = task_of(evaluation, is_reported ? report[key][index] : Json());
+      if (task) run.tasks.push_back(*task);
+    }
+    for (const Json& evaluation : manifest["evaluations"]) {
+      if (is_task(evaluation)) continue;
       if (const std::optional<RunFigures> row = measured(run, evaluation, report)) runs.push_back(*row);
     }
   }
@@ -197,6 +246,64 @@ std::string pictures(const std::vector<RunFigures>& runs, const std::string& dat
          speed_picture(runs, data);
 }
 
+// A column of a task: its header, and on what it was measured.
+struct TaskColumn {
+  std::string header, name, data;
+};
+
+std::vector<TaskColumn> task_columns(const std::vector<RunFigures>& runs) {
+  std::vector<TaskColumn> columns;
+  for (const RunFigures& run : runs) {
+    for (const TaskFigure& task : run.tasks) {
+      const auto is_same = [&](const TaskColumn& column) {
+        return column.name == task.name && column.data == task.data;
+      };
+      if (std::ranges::any_of(columns, is_same)) continue;
+      const auto num_alike = std::ranges::count(columns, task.name, &TaskColumn::name);
+      columns.push_back(
+          {task.name + (num_alike > 0 ? " (" + std::to_string(num_alike + 1) + ")" : ""), task.name, task.data});
+    }
+  }
+  return columns;
+}
+
+const TaskFigure* find_task(const RunFigures& run, const TaskColumn& column) {
+  const auto found = std::ranges::find_if(
+      run.tasks, [&](const TaskFigure& task) { return task.name == column.name && task.data == column.data; });
+  return found == run.tasks.end() ? nullptr : &*found;
+}
+
+bool has_recovery(const std::vector<RunFigures>& runs, const TaskColumn& column) {
+  return std::ranges::any_of(runs, [&](const RunFigures& run) {
+    const TaskFigure* const task = find_task(run, column);
+    return task != nullptr && task->recovery();
+  });
+}
+
+std::string in_percent(double share, int num_decimals) {
+  return runtime::format_number(100.0 * share, num_decimals) + " %";
+}
+
+std::string accuracy_text(const TaskFigure& task) {
+  return in_percent(task.accuracy, 2) + (task.standard_error ? " ± " + in_percent(*task.standard_error, 2) : "");
+}
+
+// Accuracy and recovery of each task, before the last column.
+void add_tasks(const std::vector<RunFigures>& runs, HtmlTable& table) {
+  for (const TaskColumn& column : task_columns(runs)) {
+    const bool recovers = has_recovery(runs, column);
+    table.columns.insert(table.columns.end() - 1, column.header);
+    if (recovers) table.columns.insert(table.columns.end() - 1, "its recovery");
+    for (size_t i = 0; i < runs.size(); ++i) {
+      auto& row = table.rows[i];
+      const TaskFigure* const task = find_task(runs[i], column);
+      row.insert(row.end() - 1, task == nullptr ? HtmlCell{""} : HtmlCell{accuracy_text(*task), task->accuracy});
+      const Value recovery = task == nullptr ? std::nullopt : task->recovery();
+      if (recovers) row.insert(row.end() - 1, recovery ? HtmlCell{in_percent(*recovery, 1), recovery} : HtmlCell{""});
+    }
+  }
+}
+
 HtmlTable table_of(const std::vector<RunFigures>& runs) {
   HtmlTable table{.caption = std::to_string(runs.size()) + (runs.size() == 1 ? " row" : " rows"),
                   .columns = {"result", "stored as", "size", "bits per weight", "perplexity", "±", "original's", "KL",
@@ -226,12 +333,19 @@ HtmlTable table_of(const std::vector<RunFigures>& runs) {
                           cell(run.prefill, 1),
                           percent(run.prefill_share),
                           cell(run.tokens_per_second, 1),
-                          {run.data.empty() ? "nothing" : run.data}});
+                          {!run.data.empty()   ? run.data
+                           : run.tasks.empty() ? "nothing"
+                                               : "tasks alone"}});
   }
+  add_tasks(runs, table);
   return table;
 }
 
 }  // namespace
+
+std::optional<double> TaskFigure::recovery() const {
+  return reference && *reference > 0.0 ? std::optional(accuracy / *reference) : std::nullopt;
+}
 
 FoundRuns find_runs(const std::vector<fs::path>& folders) {
   FoundRuns found;
@@ -316,18 +430,47 @@ std::string runs_page(const FoundRuns& found) {
 }
 
 std::string runs_markdown(const FoundRuns& found) {
-  std::string text =
-      "| result | stored as | size | bits per weight | perplexity | KL from the original "
-      "|\n|---|---|---|---|---|---|\n";
+  const std::vector<TaskColumn> tasks = task_columns(found.runs);
+  const auto any = [&](const Value RunFigures::*figure) {
+    return std::ranges::any_of(found.runs, [&](const RunFigures& run) { return (run.*figure).has_value(); });
+  };
+  std::vector<std::string> columns = {"result",          "stored as",  "size",
+                                      "bits per weight", "perplexity", "KL from the original"};
+  const bool has_decode = any(&RunFigures::decode), has_prefill = any(&RunFigures::prefill);
+  if (has_decode) columns.emplace_back("decode, tokens/s");
+  if (has_prefill) columns.emplace_back("prefill, tokens/s");
+  for (const TaskColumn& task : tasks) {
+    columns.push_back(markdown_text(task.header));
+    if (has_recovery(found.runs, task)) columns.emplace_back("its recovery");
+  }
+  std::string text = "|", rule = "|";
+  for (const std::string& column : columns) {
+    text += " " + column + " |";
+    rule += "---|";
+  }
+  text += "\n" + rule + "\n";
   std::set<std::string> data;
   for (const RunFigures& run : found.runs) {
     if (!run.data.empty()) data.insert(run.data);
     text += "| " + markdown_text(run.name) + " | " + markdown_text(run.stored_as) + " | " +
             runtime::format_bytes(static_cast<int64_t>(run.bytes)) + " | " +
             with_error(run.bits_per_weight, std::nullopt, 3) + " | " +
-            with_error(run.perplexity, run.perplexity_error, 3) + " | " + with_error(run.kl, run.kl_error, 5) + " |\n";
+            with_error(run.perplexity, run.perplexity_error, 3) + " | " + with_error(run.kl, run.kl_error, 5) + " |";
+    if (has_decode) text += " " + with_error(run.decode, std::nullopt, 1) + " |";
+    if (has_prefill) text += " " + with_error(run.prefill, std::nullopt, 1) + " |";
+    for (const TaskColumn& column : tasks) {
+      const TaskFigure* const task = find_task(run, column);
+      text += " " + (task == nullptr ? std::string() : accuracy_text(*task)) + " |";
+      if (!has_recovery(found.runs, column)) continue;
+      const Value recovery = task == nullptr ? std::nullopt : task->recovery();
+      text += " " + (recovery ? in_percent(*recovery, 1) : std::string()) + " |";
+    }
+    text += "\n";
   }
   for (const std::string& label : data) text += "\nMeasured: " + markdown_text(label) + ".\n";
+  for (const TaskColumn& task : tasks) {
+    text += "\nMeasured: " + markdown_text(task.header) + ": " + markdown_text(task.data) + ".\n";
+  }
   return text;
 }
 
@@ -350,6 +493,13 @@ std::string runs_json(const FoundRuns& found) {
     put("decode_share", run.decode_share);
     put("prefill_tokens_per_second", run.prefill);
     put("prefill_share", run.prefill_share);
+    for (const TaskFigure& task : run.tasks) {
+      Json entry = {{"name", task.name}, {"data", task.data}, {"accuracy", task.accuracy}};
+      if (task.standard_error) entry["standard_error"] = *task.standard_error;
+      if (task.reference) entry["reference"] = *task.reference;
+      if (const Value recovery = task.recovery()) entry["recovery"] = *recovery;
+      row["tasks"].push_back(std::move(entry));
+    }
     rows.push_back(std::move(row));
   }
   return runtime::json_text(Json{{"runs", rows}, {"skipped", found.skipped}});

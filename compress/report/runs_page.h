@@ -12,6 +12,16 @@ namespace pare::compress {
 // `pare bench DIR --json > DIR.bench.json` gives a result its speed.
 inline constexpr const char* kBenchEnding = ".bench.json";
 
+// A task's accuracy in one result: of the last measure, which is acc_norm where a task has it.
+struct TaskFigure {
+  std::string name;  // "arc, acc_norm"
+  std::string data;  // which questions, after how many examples
+  double accuracy = 0.0;
+  std::optional<double> standard_error, reference;
+  // Returns the accuracy over the original's; nothing where that was not measured or has nothing right.
+  std::optional<double> recovery() const;
+};
+
 // What is known of a result's quality on one text, and of its size.
 struct RunFigures {
   std::string name;       // of its folder
@@ -23,6 +33,7 @@ struct RunFigures {
   // Tokens per second, and shares of the machine's roofs (MFU of prefill, MBU of decode): of the recipe's benchmark, or
   // else of DIR.bench.json beside the result DIR.
   std::optional<double> prefill, decode, prefill_share, decode_share;
+  std::vector<TaskFigure> tasks;  // of the run, in each of its rows
 };
 
 struct FoundRuns {
@@ -42,7 +53,8 @@ std::vector<size_t> best_runs(const std::vector<RunFigures>& runs, const std::st
 std::vector<size_t> best_runs(const std::vector<RunFigures>& runs, const std::string& data,
                               const std::function<std::optional<double>(const RunFigures&)>& cost);
 
-// Return the page, a table in Markdown, and the rows as a JSON object.
+// Return the page, a table in Markdown, and the rows as a JSON object. Speeds and tasks are columns where a run has
+// them. A task on other questions is another column.
 std::string runs_page(const FoundRuns& found);
 std::string runs_markdown(const FoundRuns& found);
 std::string runs_json(const FoundRuns& found);

@@ -31,4 +31,15 @@ std::string stored_as(const nlohmann::ordered_json& layer) {
   return text;
 }
 
+void put_scheme(const runtime::PackScheme& scheme, nlohmann::ordered_json& layer) {
+  if (!scheme.is_dense()) {
+    layer["bits"] = scheme.bits;
+    if (!scheme.is_integer()) layer["code"] = scheme.code->name;
+    layer["group_size"] = scheme.group_size;
+    layer["symmetric"] = scheme.symmetric;
+  }
+  if (scheme.per_tensor) layer["per_tensor"] = true;
+  if (!scheme.input.is_plain()) layer["input"] = runtime::input_format_name(scheme.input);
+}
+
 }  // namespace pare::compress

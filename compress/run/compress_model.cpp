@@ -117,7 +117,7 @@ void spend_budget(Phase& phase) {
   apply_choice(*phase.choice, phase.plan);
   for (const std::string& line : to_lines(*phase.choice, phase.progress.num_result_columns()))
     phase.progress.result(line);
-  phase.verdicts = phase.kind->judge(phase.plan);
+  plan_result(phase);
   print_verdicts(phase, /*is_stand_in=*/false);
 }
 
@@ -259,10 +259,8 @@ void prepare(const PhaseInput& input, const RunOptions& options, Phase& phase) {
       phase.progress.print(kept);
     }
   }
-  if (!phase.recipe.budget) {  // which decides who loads the result
-    phase.verdicts = phase.kind->judge(phase.plan);
-    print_verdicts(phase, is_stand_in);
-  }
+  plan_result(phase);
+  if (!phase.recipe.budget) print_verdicts(phase, is_stand_in);  // a budget decides who loads the result
   phase.data = phase.kind->read_data(phase.recipe, phase.plan);
   phase.data.earlier = input.earlier;
   // Of fewer windows more than that share would be held out, which costs more than fitting gives.
@@ -277,6 +275,7 @@ void prepare(const PhaseInput& input, const RunOptions& options, Phase& phase) {
     phase.plan.budget_bytes = budget_bytes(*phase.recipe.budget, phase.plan, phase.checkpoint);
   }
   phase.prediction = phase.kind->predict(phase.recipe, phase.plan, phase.data, run_limits(options, phase.num_threads));
+  predict_form(phase);
   for (const std::string& line : to_lines(phase.prediction)) phase.progress.print(line);
 }
 

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "runtime/commands/small_files.h"
+#include "runtime/commands/artifact_files.h"
 #include "runtime/engine/backend.h"
 #include "runtime/system/isa.h"
 #include "runtime/system/json_text.h"
@@ -90,14 +90,6 @@ Json evaluations_json(const std::vector<EvaluationReport>& evaluations, runtime:
 
 }  // namespace
 
-std::map<std::string, std::string> input_hashes(const runtime::Checkpoint& source) {
-  std::map<std::string, std::string> hashes = source.file_hashes();
-  for (const std::string& name : runtime::find_small_files(source.directory()).copied) {
-    hashes[name] = runtime::hash_small_file(source.directory(), name);
-  }
-  return hashes;
-}
-
 Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, const RunPlan& plan,
                              const std::string& calibration_data) {
   std::string model;
@@ -178,9 +170,9 @@ EarlierPhases earlier_phases(const std::string& manifest, const std::string& whe
 std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
                           const std::map<std::string, std::string>& inputs, const RunPlan& plan, const RunData& data,
                           const std::vector<LayerRecord>& layers, const std::string& budget,
-                          const std::string& training, const std::vector<EngineVerdict>& engines,
-                          const RunReport& report, runtime::ComputeDevice device,
-                          const std::map<std::string, std::string>& outputs) {
+                          const std::string& training, const std::string& form,
+                          const std::vector<EngineVerdict>& engines, const RunReport& report,
+                          runtime::ComputeDevice device, const std::map<std::string, std::string>& outputs) {
   Json json = {{"pare", runtime::version()}, {"fingerprint", fingerprint}, {"recipe", recipe.text}, {"inputs", inputs}};
   if (!recipe.base_model.empty()) json["base_model"] = recipe.base_model;
   if (data.calibration) {
@@ -215,6 +207,7 @@ std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
   add_trainings(trainings, json);
   json["layers"] = Json::array();
   for (const LayerRecord& layer : layers) json["layers"].push_back(layer_json(layer));
+  if (!form.empty()) json[runtime::kWrittenMember] = runtime::parse_ordered_json(form, "the result's form");
   json["events"] = events_of_run(plan, data, layers);
   json["engines"] = Json::array();
   for (const EngineVerdict& verdict : engines) {

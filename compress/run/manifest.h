@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "compress/artifact/artifact.h"
-#include "compress/plan/engine_verdicts.h"
 #include "compress/plan/plan.h"
+#include "compress/plan/plan_verdicts.h"
 #include "compress/recipe/recipe.h"
 #include "compress/run/run_data.h"
 #include "runtime/commands/bench.h"
@@ -20,9 +20,6 @@
 #include "runtime/model/checkpoint.h"
 
 namespace pare::compress {
-
-// SHA-256 of every file of the source directory that goes into the output, by name.
-std::map<std::string, std::string> input_hashes(const runtime::Checkpoint& source);
 
 Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, const RunPlan& plan,
                              const std::string& calibration_data);
@@ -61,14 +58,14 @@ struct RunReport {
 };
 std::string report_json(const RunReport& report);
 
-// pare.json; `budget` and `training` are JSON objects, or empty for none. Deterministic: no times and paths, and of the
-// report only sizes and the evaluations' figures, which `device` has measured.
+// pare.json; `budget`, `training` and `form` (WrittenForm::json) are JSON objects, or empty for none. Deterministic: no
+// times and paths, and of the report only sizes and the evaluations' figures, which `device` has measured.
 std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
                           const std::map<std::string, std::string>& inputs, const RunPlan& plan, const RunData& data,
                           const std::vector<LayerRecord>& layers, const std::string& budget,
-                          const std::string& training, const std::vector<EngineVerdict>& engines,
-                          const RunReport& report, runtime::ComputeDevice device,
-                          const std::map<std::string, std::string>& outputs);
+                          const std::string& training, const std::string& form,
+                          const std::vector<EngineVerdict>& engines, const RunReport& report,
+                          runtime::ComputeDevice device, const std::map<std::string, std::string>& outputs);
 
 // What went other than planned: of the recipe and its data, then "LAYER: event" in layer order.
 std::vector<std::string> list_events(const RunPlan& plan, const RunData& data, const std::vector<LayerRecord>& layers);

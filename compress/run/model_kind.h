@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "compress/plan/engine_verdicts.h"
 #include "compress/plan/plan.h"
+#include "compress/plan/plan_verdicts.h"
 #include "compress/predict/predict.h"
 #include "compress/run/manifest.h"
 #include "compress/run/run_data.h"

@@ -1,18 +1,25 @@
 #include "compress/run/packed_source.h"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 
 #include "compress/artifact/hugging_face.h"
-#include "compress/run/manifest.h"
+#include "compress/artifact/model_hash.h"
 #include "prune/options.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/commands/layer_sparsity.h"
 #include "runtime/commands/small_files.h"
+#include "runtime/containers/awq_gemm.h"
+#include "runtime/containers/bitsandbytes_int8.h"
+#include "runtime/containers/bitsandbytes_nf4.h"
+#include "runtime/containers/container_table.h"
 #include "runtime/containers/fp8.h"
+#include "runtime/containers/gptq.h"
+#include "runtime/containers/mlx.h"
 #include "runtime/containers/pare_sparse24.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
@@ -74,20 +81,23 @@ std::optional<runtime::Checkpoint> open_packed(const fs::path& model) {
     return std::nullopt;  // or the model's reader tells
   runtime::Checkpoint checkpoint = runtime::Checkpoint::open(model);
   if (!checkpoint.is_quantized()) return std::nullopt;
-  if (!is_packed_source(checkpoint) && !is_fp8_source(checkpoint)) return std::nullopt;
+  if (!is_packed_source(checkpoint) && published_codes(checkpoint).empty()) return std::nullopt;
   return checkpoint;
 }
 
-runtime::MakeDirectory unpacking(const fs::path& model, bool unpacks, runtime::Progress& progress,
+runtime::MakeDirectory unpacking(const fs::path& model, bool unpacks, bool decodes, runtime::Progress& progress,
                                  std::vector<std::string>& events) {
   if (!unpacks) return {};
   const std::optional<runtime::Checkpoint> source = open_packed(model);
   if (!source) return {};
+  const std::string codes = published_codes(*source);
+  if (!codes.empty() && !decodes) return {};
   events = runtime::events_of_links(runtime::find_small_files(model));
-  if (is_fp8_source(*source)) {
-    events.push_back("source: its fp8 codes are decoded to " + std::string(runtime::dtype_name(model_dtype(*source))) +
-                     ", and its inputs are not rounded");
-    progress.print("source: the fp8 codes of '" + model.string() + "' are decoded");
+  if (!codes.empty()) {
+    events.push_back("source: its " + codes + " codes are decoded to " +
+                     std::string(runtime::dtype_name(model_dtype(*source))) +
+                     ", and its inputs are not rounded: what its own rounding has lost stays lost");
+    progress.print("source: the " + codes + " codes of '" + model.string() + "' are decoded");
   } else {
     progress.print("source: the 2:4 weights of '" + model.string() + "' are unpacked");
   }
@@ -109,15 +119,19 @@ bool is_packed_source(const runtime::Checkpoint& checkpoint) {
   return has_packed;
 }
 
-bool is_fp8_source(const runtime::Checkpoint& checkpoint) {
-  bool has_codes = false;
+std::string published_codes(const runtime::Checkpoint& checkpoint) {
+  constexpr std::array kPublished = {runtime::kFp8Container, runtime::kGptq,         runtime::kGptqV2,
+                                     runtime::kAwqGemm,      runtime::kBitsAndBytes, runtime::kBitsAndBytesNf4,
+                                     runtime::kMlx};
+  std::string name;
   for (const runtime::LinearDescription& linear : runtime::stored_linears(checkpoint)) {
     const std::optional<runtime::PackScheme> scheme = checkpoint.stored_scheme(linear);
     if (!scheme) continue;
-    if (scheme->container != runtime::kFp8Container) return false;
-    has_codes = true;
+    if (std::ranges::find(kPublished, scheme->container) == kPublished.end()) return {};
+    name = scheme->container;
   }
-  return has_codes;
+  // Its weights may all be such that no codes are read (mlx.h).
+  return name.empty() && checkpoint.quantization_method() == runtime::kMlx ? std::string(runtime::kMlx) : name;
 }
 
 void unpack_source(const runtime::Checkpoint& checkpoint, const fs::path& directory) {
@@ -127,6 +141,7 @@ void unpack_source(const runtime::Checkpoint& checkpoint, const fs::path& direct
   Json config =
       runtime::parse_ordered_json(checkpoint.config_json(), (checkpoint.directory() / "config.json").string());
   config.erase("quantization_config");
+  config.erase("quantization");  // mlx-lm's copy of the same
   runtime::write_file_atomically(directory / "config.json", runtime::json_text(config, 2) + "\n");
   runtime::write_file_atomically(directory / runtime::kManifestName, claims_json(checkpoint));
   for (const std::string& name : runtime::find_small_files(checkpoint.directory()).copied) {
@@ -134,16 +149,21 @@ void unpack_source(const runtime::Checkpoint& checkpoint, const fs::path& direct
     runtime::copy_small_file(checkpoint.directory(), name, directory / name);
   }
   std::vector<runtime::StreamedTensor> tensors;
-  std::set<std::string> packed;
+  std::set<std::string> packed, parts;
   std::vector<runtime::LinearDescription> linears = runtime::stored_linears(checkpoint);
   std::ranges::move(runtime::other_fp8_linears(checkpoint), std::back_inserter(linears));
   for (const runtime::LinearDescription& linear : linears) {
-    if (!checkpoint.stored_scheme(linear)) continue;
+    const std::optional<runtime::PackScheme> scheme = checkpoint.stored_scheme(linear);
+    if (!scheme) continue;
     tensors.push_back(unpacked(checkpoint, linear));
     packed.insert(linear.name);
+    for (const std::string_view suffix : runtime::container_format(scheme->container).suffixes()) {
+      parts.insert(linear.name + std::string(suffix));
+    }
   }
   for (const std::string& name : checkpoint.tensor_names()) {
-    const bool is_part = packed.contains(name.substr(0, name.rfind('.'))) && !name.ends_with(".bias");
+    const bool is_of_packed = packed.contains(name.substr(0, name.rfind('.'))) && !name.ends_with(".bias");
+    const bool is_part = is_of_packed || parts.contains(name);
     if (!is_part) tensors.push_back(source_tensor(checkpoint, name, name));
   }
   give_stored_form(checkpoint, tensors);
@@ -151,7 +171,7 @@ void unpack_source(const runtime::Checkpoint& checkpoint, const fs::path& direct
   checkpoint.check_unchanged();
 }
 
-PlainSource::PlainSource(const fs::path& model, bool unpacks, runtime::Progress& progress)
-    : directory_(model, unpacking(model, unpacks, progress, events_)) {}
+PlainSource::PlainSource(const fs::path& model, bool unpacks, runtime::Progress& progress, bool decodes)
+    : directory_(model, unpacking(model, unpacks, decodes, progress, events_)) {}
 
 }  // namespace pare::compress

@@ -1,8 +1,8 @@
 // Sources that passes start from as from dense weights, though their files hold others:
 //
 // - weights that are 2:4 in floating point, packed (runtime/containers/pare_sparse24.h): the same with their zeros;
-// - fp8 codes as models are published (runtime/containers/fp8.h), of which there is no other original: what the codes
-//   stand for, in the model's own type, with inputs as they are.
+// - codes in the containers in which other programs publish models, such as fp8 (runtime/containers/fp8.h) or GPTQ,
+//   often without another original: what the codes stand for, in the model's own type, with inputs as they are.
 #pragma once
 
 #include <filesystem>
@@ -17,8 +17,9 @@ namespace pare::compress {
 
 // Whether the checkpoint has packed weights, none of them codes, and rounds no input.
 bool is_packed_source(const runtime::Checkpoint& checkpoint);
-// Whether all its codes are those of the container fp8, and there are some.
-bool is_fp8_source(const runtime::Checkpoint& checkpoint);
+// Returns the container of all its codes if other programs publish models in it: fp8, gptq, gptq-v2, awq-gemm,
+// bitsandbytes, bitsandbytes-nf4 or mlx. "" for any other checkpoint. What pare writes by default is none of them.
+std::string published_codes(const runtime::Checkpoint& checkpoint);
 
 // Writes the same model into `directory`, every weight dense: config.json, weights, the small files that an
 // artifact takes over, and a pare.json that says which layers are pruned. Throws std::runtime_error for a source whose
@@ -29,8 +30,9 @@ void unpack_source(const runtime::Checkpoint& checkpoint, const std::filesystem:
 // ModelDirectory says otherwise.
 class PlainSource {
  public:
-  // unpacks: false leaves a packed source as it is, for what trains it so.
-  PlainSource(const std::filesystem::path& model, bool unpacks, runtime::Progress& progress);
+  // unpacks: false leaves a packed source as it is, for what trains it so. decodes: false leaves codes as they are,
+  // since the run's own phases have made them.
+  PlainSource(const std::filesystem::path& model, bool unpacks, runtime::Progress& progress, bool decodes = true);
 
   const std::filesystem::path& path() const { return directory_.path(); }
   // Of an unpacked source, events of files that are not taken over (events_of_links), which the unpacked one knows

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "compress/artifact/checked_file.h"
+#include "compress/artifact/model_hash.h"
 #include "compress/passes/compress_stage.h"
 #include "compress/recipe/recipe_inputs.h"
 #include "compress/report/model_card.h"
@@ -16,6 +17,7 @@
 #include "runtime/commands/small_files.h"
 #include "runtime/device/make_backend.h"
 #include "runtime/evaluate/windows_tokenizer.h"
+#include "runtime/import/model_directory.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/isa.h"
@@ -31,8 +33,8 @@ using Clock = std::chrono::steady_clock;
 std::string manifest_of(const Artifact& artifact, const Phase& phase,
                         const std::map<std::string, std::string>& outputs) {
   return manifest_json(phase.recipe, phase.fingerprint, phase.inputs, phase.plan, phase.data, artifact.records(),
-                       phase.choice ? to_json(*phase.choice, /*curve=*/false) : "", phase.training, phase.verdicts,
-                       phase.report, phase.evaluation_device, outputs);
+                       phase.choice ? to_json(*phase.choice, /*curve=*/false) : "", phase.training, phase.form.json,
+                       phase.verdicts, phase.report, phase.evaluation_device, outputs);
 }
 
 // Of the last phase a model card takes the place of the source's; what others hand on keeps that.
@@ -91,7 +93,8 @@ void evaluate(const Artifact& artifact, Phase& phase) {
   if (extents.empty()) return;
   const std::unique_ptr<runtime::Backend> backend =
       runtime::make_backend({.device = phase.evaluation_device, .num_threads = phase.num_threads});
-  const runtime::Checkpoint written = runtime::Checkpoint::open(artifact.artifact_directory());
+  const runtime::ModelDirectory directory(phase.form.model_in(artifact.artifact_directory()));
+  const runtime::Checkpoint written = runtime::Checkpoint::open(directory.path());
   const bool on_host = phase.evaluation_device == runtime::ComputeDevice::cpu;
   for (const auto& needs : runtime::memory_needs(written, &phase.original, extents, /*keeps_models=*/true, on_host)) {
     runtime::require_memory(*backend, needs);
@@ -117,21 +120,27 @@ int64_t bytes_of_files(const std::vector<fs::path>& files) {
 }
 
 void complete_report(const Artifact& artifact, runtime::MemorySampler& memory, Phase& phase) {
-  const runtime::Checkpoint written = runtime::Checkpoint::open(artifact.artifact_directory());
-  const runtime::WeightSizes sizes = runtime::weight_sizes(written);
   const std::vector<LayerRecord> records = artifact.records();
   RunReport& report = phase.report;
+  runtime::WeightSizes sizes;
+  if (phase.form.sizes) {
+    sizes = *phase.form.sizes;
+    report.output_bytes = bytes_of_files({phase.form.model_in(artifact.artifact_directory())});
+  } else {
+    const runtime::Checkpoint written = runtime::Checkpoint::open(artifact.artifact_directory());
+    sizes = runtime::weight_sizes(written);
+    report.output_bytes = bytes_of_files(written.weight_files());
+    const std::vector<std::string> names = written.tensor_names();
+    for (const LayerRecord& record : records) {
+      report.layer_bytes[record.name] = runtime::linear_bytes(written, names, record.name);
+    }
+  }
   report.source_bytes = bytes_of_files(phase.original.weight_files());
-  report.output_bytes = bytes_of_files(written.weight_files());
   report.bits_per_weight = sizes.all_bits();
   report.bits_per_weight_without_head = sizes.linear_bits();
   if (phase.choice) report.budget = to_json(*phase.choice, /*curve=*/true);
   report.output = phase.output;
   report.num_layers = static_cast<int64_t>(records.size());
-  const std::vector<std::string> names = written.tensor_names();
-  for (const LayerRecord& record : records) {
-    report.layer_bytes[record.name] = runtime::linear_bytes(written, names, record.name);
-  }
   report.events = events_of_run(phase.plan, phase.data, records);
   report.earlier_trainings = phase.data.earlier.trainings;
   report.seconds = runtime::seconds_since(phase.start);
@@ -160,11 +169,21 @@ void print_result(const Phase& phase) {
           runtime::format_number(measured.kl_mean.value, 5) + ", measured loss " +
           runtime::format_number(report.budget_measured->nll - measured.reference_nll, 5) + " nats per token");
   }
-  print(phase.output.string() + ": " + runtime::format_bytes(report.output_bytes) + ", " +
+  for (const std::string& line : phase.form.lines) {
+    print(std::string(phase.recipe.asked_container()) + ": " + line);
+  }
+  print(phase.form.model_in(phase.output).string() + ": " + runtime::format_bytes(report.output_bytes) + ", " +
         runtime::format_number(report.bits_per_weight_without_head, 3) + " bits per weight (" +
         runtime::format_number(report.bits_per_weight, 3) +
         (phase.checkpoint.is_encoder() ? " with embeddings), " : " with embedding and head), ") +
         runtime::format_duration(report.seconds) + ", peak memory " + runtime::format_bytes(report.peak_memory_bytes));
+}
+
+// Notes what is not among them yet.
+void note_new(const std::vector<std::string>& notes, std::vector<std::string>& events) {
+  for (const std::string& note : notes) {
+    if (std::ranges::find(events, note) == events.end()) events.push_back(note);
+  }
 }
 
 // After a failure: what is finished stays, and the user hears where.
@@ -188,6 +207,28 @@ runtime::InputFiles watch_files(const Recipe& recipe, const runtime::Checkpoint&
 void check_unchanged(const Phase& phase) {
   phase.checkpoint.check_unchanged();
   phase.files.check_unchanged();
+}
+
+void plan_result(Phase& phase) {
+  const auto judge = [&](const RunPlan& plan) { return phase.kind->judge(plan); };
+  if (!phase.has_other_form()) {
+    phase.verdicts = judge(phase.plan);
+    return;
+  }
+  if (!phase.planned_file) {
+    phase.planned_file = plan_form(phase.recipe, phase.checkpoint);
+    if (phase.planned_file) note_new(phase.planned_file->notes, phase.plan.events);
+  }
+  phase.verdicts = judge_form(phase.plan, phase.planned_file, judge);
+}
+
+void predict_form(Phase& phase) {
+  if (!phase.has_other_form()) return;
+  Prediction& prediction = phase.prediction;
+  const int64_t bytes = form_bytes(phase.recipe, phase.planned_file, phase.checkpoint, prediction.output_bytes);
+  // The folder that it is made of, and of a dense one each layer a second time until it is put together.
+  prediction.disk_bytes += phase.planned_file ? bytes : 2 * bytes;
+  prediction.output_bytes = bytes;
 }
 
 void print_verdicts(const Phase& phase, bool is_stand_in) {
@@ -258,6 +299,7 @@ void check_inputs(const std::string& calibration_identity, Phase& phase) {
   phase.inputs = input_hashes(phase.checkpoint);
   runtime::require_listed_hashes(phase.checkpoint.directory(), phase.inputs);
   phase.fingerprint = make_fingerprint(phase.inputs, phase.plan, calibration_identity);
+  if (phase.has_other_form()) phase.fingerprint["container"] = phase.recipe.asked_container();
   runtime::throw_if_interrupted();
   check_unchanged(phase);
 }
@@ -288,6 +330,13 @@ Workplace take_place(const PhaseInput& input, bool fresh) {
 void assemble_and_verify(Artifact& artifact, Phase& phase) {
   timed("write", phase, [&] { artifact.assemble(phase.checkpoint, phase.plan.unquantized, phase.inputs); });
   timed("verify", phase, [&] { artifact.verify(phase.checkpoint); });
+  if (!phase.has_other_form()) return;
+  timed("export", phase,
+        [&] { phase.form = write_form(phase.recipe, artifact.artifact_directory(), phase.output, phase.progress); });
+  for (const std::string& event : phase.form.events) {
+    if (std::ranges::find(phase.plan.events, event) == phase.plan.events.end()) phase.data.events.push_back(event);
+  }
+  check_strict(phase, artifact.records());
 }
 
 std::string finish(const std::map<std::string, std::string>& extra_files, Artifact& artifact,

@@ -17,6 +17,7 @@
 #include "compress/run/manifest.h"
 #include "compress/run/model_kind.h"
 #include "compress/run/run_options.h"
+#include "compress/run/written_form.h"
 #include "compress/survey/budget.h"
 #include "compress/survey/survey.h"
 #include "runtime/device/make_backend.h"
@@ -52,8 +53,13 @@ struct Phase {
   Fingerprint fingerprint = {};
   std::optional<Survey> survey = {};
   std::optional<BitChoice> choice = {};
-  std::string training = {};  // of a training phase, for the manifest: a JSON object
+  std::string training = {};                             // of a training phase, for the manifest: a JSON object
+  std::optional<runtime::GgufExport> planned_file = {};  // of a result that becomes a .gguf
+  WrittenForm form = {};                                 // of a result in another form than its folder
   RunReport report = {};
+
+  // Whether the phase writes another form of what it assembles (written_form.h).
+  bool has_other_form() const { return is_last && recipe.has_other_form(); }
 };
 
 // The files that a recipe's data and the model's small files are in; to be called before they are read.
@@ -62,6 +68,10 @@ runtime::InputFiles watch_files(const Recipe& recipe, const runtime::Checkpoint&
 // the last time must not be kept.
 void check_unchanged(const Phase& phase);
 
+// Before any work: what the result will be written as, and who loads it. Throws what plan_form throws.
+void plan_result(Phase& phase);
+// Adds to the prediction what another form of the result takes.
+void predict_form(Phase& phase);
 // Who loads the run's result: of its last phase alone. is_stand_in: what that one starts from is not there yet, and
 // with it what its layers are stored in.
 void print_verdicts(const Phase& phase, bool is_stand_in);
@@ -93,7 +103,7 @@ bool takes_what_is_made(const PhaseInput& input, const Phase& phase, bool fresh)
 // Where the phase works: held by the run since its beginning, or taken hold of now.
 Workplace take_place(const PhaseInput& input, bool fresh);
 
-// From committed parts to a model in the artifact's folder, read back and compared.
+// From committed parts to a model in the artifact's folder, read back and compared, and perhaps in another form.
 void assemble_and_verify(Artifact& artifact, Phase& phase);
 
 // From the model in the artifact's folder to the published output: manifest -> evaluate -> report. extra_files are

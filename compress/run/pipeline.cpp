@@ -115,15 +115,6 @@ std::string plan_phases(const std::vector<Recipe>& phases, const runtime::Checkp
   return runtime::json_text(nlohmann::ordered_json{{"phases", plans}});
 }
 
-// The source's name on the Hugging Face Hub, as the recipe, a hub's cache or the run that made the source say it.
-std::string name_on_hub(const Recipe& recipe, const fs::path& model) {
-  if (!recipe.base_model.empty()) return recipe.base_model;
-  if (std::string name = name_in_hub_cache(model); !name.empty()) return name;
-  if (!fs::is_directory(model)) return {};
-  const nlohmann::json name = runtime::manifest_member(model, "base_model");
-  return name.is_string() && is_hub_name(name.get<std::string>()) ? name.get<std::string>() : std::string();
-}
-
 }  // namespace
 
 fs::path chosen(const fs::path& from_command_line, const fs::path& from_recipe, const std::string& what,
@@ -157,7 +148,9 @@ std::string run(const Recipe& recipe, const RunOptions& options, runtime::Progre
                           std::any_of(phases.begin(), phases.end(), is_plain_phase), progress);
   const runtime::Checkpoint original = runtime::Checkpoint::open(model.path());
   runtime::require_listed_files(model.path());
-  const std::string base_model = name_on_hub(recipe, chosen(options.model, recipe.model, "model", "model", "--model"));
+  const std::string base_model = recipe.base_model.empty()
+                                     ? known_hub_name(chosen(options.model, recipe.model, "model", "model", "--model"))
+                                     : recipe.base_model;
   for (Recipe& phase : phases) phase.base_model = base_model;
   check_device(phases, options.on_gpu, progress);
   const int num_threads = set_num_threads(options.num_threads);
@@ -182,7 +175,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, runtime::Progre
     const fs::path made = i + 1 == phases.size() ? output : Workplace::made_folder(output, i + 1);
     progress.print("phase " + std::to_string(i + 1) + " of " + std::to_string(phases.size()));
     std::optional<PlainSource> handed_on;
-    if (i > 0) handed_on.emplace(source, is_plain_phase(phases[i]), progress);
+    if (i > 0) handed_on.emplace(source, is_plain_phase(phases[i]), progress, /*decodes=*/false);
     const runtime::Checkpoint checkpoint = runtime::Checkpoint::open(handed_on ? handed_on->path() : source);
     report = run_phase({.recipe = phases[i],
                         .checkpoint = checkpoint,

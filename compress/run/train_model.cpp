@@ -349,7 +349,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, runt
   texts.emplace_back(distill.validation_text);
   for (const fs::path& text : texts) runtime::add_text(text, phase.files);
   phase.plan = plan_training(input.recipe, student);
-  phase.verdicts = phase.kind->judge(phase.plan);
+  plan_result(phase);
   if (!input.is_stand_in) {
     check_something_is_trained(student, distill.train, input.recipe.passes.front().exclude);
   }
@@ -383,6 +383,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, runt
   phase.prediction =
       predict_training({student, is_live ? &teacher : nullptr, distill, inputs.windows, inputs.compute, device},
                        run_limits(options, input.num_threads));
+  predict_form(phase);
   for (const std::string& line : to_lines(phase.prediction)) progress.print(line);
   progress.print(how_often_seen(inputs));
   progress.print(how_chosen(distill));

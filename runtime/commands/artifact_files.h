@@ -17,6 +17,7 @@ namespace pare::runtime {
 inline constexpr const char* kManifestName = "pare.json";
 inline constexpr const char* kReportName = "report.json";
 inline constexpr const char* kExportMember = "export";         // of the pare.json of an exported model
+inline constexpr const char* kWrittenMember = "written_as";    // likewise of a run that has written another form
 inline constexpr const char* kReportPageName = "report.html";  // made of report.json, which has its SHA-256
 inline constexpr const char* kPageMember = "page";             // under this name
 

@@ -221,7 +221,7 @@ void refuse_output_inside(const std::filesystem::path& output, const std::filesy
 NamedModel::NamedModel(const std::string& path, bool is_checked, const std::string& instead, Console& console,
                        GgufCodes codes)
     : path_(path),
-      source_(noted(path)),
+      source_(noted(stored_model(path))),
       directory_(std::in_place, path, MakeDirectory(), /*has_weights=*/false, codes),
       is_checked_(is_checked),
       codes_(codes),
@@ -235,6 +235,7 @@ NamedModel::NamedModel(const std::string& path, bool is_checked, const std::stri
 
 const Checkpoint& NamedModel::whole() {
   if (directory_->is_temporary()) {
+    if (is_checked_ && std::filesystem::is_directory(path_)) require_whole_files(path_, instead_, progress());
     directory_.emplace(path_, MakeDirectory(), /*has_weights=*/true, codes_);
     source_.check_unchanged();
     checkpoint_ = Checkpoint::open(directory());

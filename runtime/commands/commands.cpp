@@ -69,7 +69,8 @@ void run_import(const Arguments& arguments, Console& console) {
 }
 
 // Opens the tokenizer of a model. Other files of the model need not be there.
-Tokenizer open_tokenizer(const std::filesystem::path& model) {
+Tokenizer open_tokenizer(const std::filesystem::path& named) {
+  const std::filesystem::path model = stored_model(named);
   if (!is_there(model / "tokenizer.json")) refuse_mistaken_model(model);
   if (model.extension() != ".gguf") {
     require_listed_files(std::filesystem::is_directory(model) ? model : model.parent_path());
@@ -130,7 +131,8 @@ void run_tokenize(const Arguments& arguments, Console& console) {
 }
 
 void run_inspect(const Arguments& arguments, Console& console) {
-  const Inspection inspection = inspect(arguments.positional(0));
+  Inspection inspection = inspect(arguments.positional(0));
+  inspection.engines = judge(arguments.positional(0));
   console.report() << to_text(inspection, arguments.flag("tensors"));
   console.set_result(to_json(inspection));
   for (const LayerSparsity& layer : inspection.sparsity) {
@@ -140,7 +142,7 @@ void run_inspect(const Arguments& arguments, Console& console) {
 
 void run_verify(const Arguments& arguments, Console& console) {
   const std::string& directory = arguments.positional(0);
-  refuse_mistaken_model(directory);
+  if (stored_model(directory) == directory) refuse_mistaken_model(directory);
   const Verification verification = verify(directory, stage(console, "verify", "items"));
   if (!verification.problems.empty()) {
     throw ErrorOfLines(damage_lines(directory, verification.problems));
@@ -242,7 +244,9 @@ std::vector<Command> runtime_commands() {
       .run = run_tokenize};
   const Command inspect_command = {
       .name = "inspect",
-      .summary = "Show what a path holds: architecture, sizes, bits per weight, zeros of pruned layers, tensors.",
+      .summary =
+          "Show what a path holds: architecture, sizes, bits per weight, zeros of pruned layers, tensors; who loads "
+          "it.",
       .positionals = {{"PATH", "a checkpoint directory, or a .safetensors, .gguf or .npy file"}},
       .options = {{.name = "tensors", .help = "list every tensor (--json always does)"}},
       .run = run_inspect};

@@ -11,6 +11,7 @@
 #include "runtime/files/npy.h"
 #include "runtime/files/safetensors.h"
 #include "runtime/format/tensor_view.h"
+#include "runtime/import/model_directory.h"
 #include "runtime/model/mistaken_path.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
@@ -284,7 +285,8 @@ std::map<std::string, int64_t> Inspection::bytes_by_dtype() const {
   return sums;
 }
 
-Inspection inspect(const std::filesystem::path& path) {
+Inspection inspect(const std::filesystem::path& named) {
+  const std::filesystem::path path = stored_model(named);
   if (!std::filesystem::exists(path)) {
     refuse_mistaken_model(path);
     throw std::runtime_error(path.string() + ": no such file or directory");
@@ -307,6 +309,12 @@ Inspection inspect(const std::filesystem::path& path) {
   return result;
 }
 
+std::vector<EngineVerdict> judge(const std::filesystem::path& named) {
+  const std::filesystem::path path = stored_model(named);
+  if (std::filesystem::is_directory(path)) return judge_checkpoint(Checkpoint::open(path));
+  return path.extension() == ".gguf" ? judge_file(path) : std::vector<EngineVerdict>();
+}
+
 std::string to_json(const Inspection& inspection) {
   nlohmann::ordered_json json;
   json["kind"] = inspection.kind;
@@ -327,6 +335,9 @@ std::string to_json(const Inspection& inspection) {
     json["parameters"] = inspection.sizes->all_parameters;
     json["bits_per_weight_linears"] = inspection.sizes->linear_bits();
     json["bits_per_weight"] = inspection.sizes->all_bits();
+  }
+  for (const EngineVerdict& verdict : inspection.engines) {
+    json["engines"].push_back({{"engine", verdict.engine}, {"loads", verdict.loads}, {"reasons", verdict.reasons}});
   }
   for (const LayerSparsity& layer : inspection.sparsity) {
     json["sparsity"].push_back({{"name", layer.name},
@@ -383,6 +394,7 @@ std::string to_text(const Inspection& inspection, bool list_tensors) {
   append_line(text, "tensors", std::to_string(inspection.tensors.size()));
   for (const auto& [dtype, num_bytes] : inspection.bytes_by_dtype())
     append_line(text, "  " + dtype, format_bytes(num_bytes));
+  for (const EngineVerdict& verdict : inspection.engines) append_line(text, "engine", verdict_line(verdict));
   if (list_tensors) {
     for (const TensorSummary& tensor : inspection.tensors) {
       text << visible_line(tensor.name) << ' ' << tensor.dtype << ' ' << shape_text(tensor.shape) << '\n';

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/commands/layer_sparsity.h"
+#include "runtime/export/engine_verdicts.h"
 #include "runtime/model/activation_sparsity.h"
 #include "runtime/model/checkpoint.h"
 
@@ -55,6 +56,7 @@ struct Inspection {
   SparsityThresholds sparsity_thresholds;     // checkpoint: of activation sparsity, by layer
   std::string decoding;                       // checkpoint: decoding_note
   std::string architecture;                   // gguf
+  std::vector<EngineVerdict> engines;         // checkpoint and gguf: who loads it; filled by judge()
   int64_t num_windows = 0, num_tokens = 0;    // token windows
   std::string windows_tokenizer;  // token windows: the hash of the tokenizer that made the ids; empty: not known
 
@@ -65,6 +67,10 @@ struct Inspection {
 // Throws std::invalid_argument if the path is none of these, and what the readers throw. Weights are read only for
 // layers that are claimed to be pruned; a layer that breaks its claim is reported with its problem.
 Inspection inspect(const std::filesystem::path& path);
+
+// Returns who loads the checkpoint, or the .gguf, at the path; nothing for other files. Throws what Checkpoint::open
+// throws.
+std::vector<EngineVerdict> judge(const std::filesystem::path& path);
 
 std::string to_json(const Inspection& inspection);
 // `list_tensors` adds one line for each tensor.

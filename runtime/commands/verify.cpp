@@ -6,6 +6,7 @@
 
 #include "runtime/commands/artifact_files.h"
 #include "runtime/commands/layer_sparsity.h"
+#include "runtime/import/model_directory.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/model/checkpoint_files.h"
 #include "runtime/system/input_files.h"
@@ -44,8 +45,13 @@ Verification verify(const std::filesystem::path& directory, const std::function<
     }
   };
 
+  std::optional<ModelDirectory> opened;  // of a folder with a .gguf, what that says
   std::optional<Checkpoint> checkpoint;
-  if (!attempt([&] { checkpoint.emplace(Checkpoint::open(directory)); })) return result;
+  const auto open = [&] {
+    opened.emplace(directory);
+    checkpoint.emplace(Checkpoint::open(opened->path()));
+  };
+  if (!attempt(open)) return result;
   std::vector<LinearDescription> linears = stored_linears(*checkpoint);
   std::vector<std::function<void()>> norms;  // each reads one
   if (checkpoint->is_encoder()) {
@@ -83,7 +89,7 @@ Verification verify(const std::filesystem::path& directory, const std::function<
     attempt(read_norm);
     step();
   }
-  if (is_there(directory / "tokenizer.json")) attempt([&] { Tokenizer::open(directory); });
+  if (is_there(opened->path() / "tokenizer.json")) attempt([&] { Tokenizer::open(opened->path()); });
   return result;
 }
 

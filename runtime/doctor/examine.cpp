@@ -14,6 +14,7 @@
 #include "runtime/doctor/examine_model.h"
 #include "runtime/doctor/examine_tokens.h"
 #include "runtime/doctor/examine_values.h"
+#include "runtime/import/model_directory.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/visible_text.h"
@@ -80,7 +81,8 @@ int64_t Examination::count(Certainty certainty) const {
   return std::ranges::count(findings, certainty, &Finding::certainty);
 }
 
-Examination examine(const std::filesystem::path& path, const ExamineOptions& options) {
+Examination examine(const std::filesystem::path& named, const ExamineOptions& options) {
+  const std::filesystem::path path = stored_model(named);
   Examination result;
   if (!std::filesystem::is_directory(path) && path.extension() == ".gguf") {
     result = {.path = path, .kind = "gguf", .container = {}, .findings = {}, .patient = {}};

@@ -42,7 +42,7 @@ struct Draft {
   std::vector<StreamedGgufTensor> settings;
   GgufCopies copies;
   std::vector<PlannedGgufTensor> planned;
-  std::vector<std::string> notes;
+  std::vector<std::string> notes, obstacles;
 };
 
 // llama.cpp's number for the type that most bytes have.
@@ -116,9 +116,6 @@ std::vector<std::string> unloadable_facts(const ModelDescription& model, const L
 }
 
 void note_other_readings(const ModelDescription& model, const LlamaCppTraits& traits, std::vector<std::string>& notes) {
-  for (const std::string& fact : unloadable_facts(model, traits)) {
-    notes.push_back("llama.cpp does not load a " + model.family + " with " + fact + "; pare does");
-  }
   const bool has_window = std::ranges::any_of(model.blocks, [&](const BlockDescription& block) {
     return block.sliding_window != 0 && block.sliding_window < model.context_length;
   });
@@ -176,6 +173,8 @@ Draft make_draft(const Checkpoint& checkpoint, const GgufFormat& format, const f
   set_general_keys(checkpoint, format, draft);
   note_inputs(checkpoint, draft.notes);
   note_windows(model, *draft.family, draft.notes);
+  draft.obstacles = llama_cpp_obstacles(model, *draft.family);
+  for (const std::string& obstacle : draft.obstacles) draft.notes.push_back(obstacle + "; pare does");
   note_other_readings(model, draft.family->llama_cpp, draft.notes);
   if (model.is_text_part) draft.notes.push_back("the file holds the text part alone");
   return draft;
@@ -226,7 +225,10 @@ void check_read_back(const Checkpoint& checkpoint, const fs::path& file, Draft& 
 }
 
 GgufExport describe(const Draft& draft) {
-  GgufExport result{.architecture = std::string(draft.family->gguf), .tensors = {}, .notes = draft.notes};
+  GgufExport result{.architecture = std::string(draft.family->gguf),
+                    .tensors = {},
+                    .notes = draft.notes,
+                    .obstacles = draft.obstacles};
   const std::vector<StreamedGgufTensor> tensors = streamed(draft);
   for (size_t i = 0; i < tensors.size(); ++i) {
     const StreamedGgufTensor& tensor = tensors[i];
@@ -272,6 +274,14 @@ const DecoderFamily& gguf_family(const Checkpoint& checkpoint) {
   return *family;
 }
 
+std::vector<std::string> llama_cpp_obstacles(const ModelDescription& model, const DecoderFamily& family) {
+  std::vector<std::string> obstacles;
+  for (const std::string& fact : unloadable_facts(model, family.llama_cpp)) {
+    obstacles.push_back("llama.cpp does not load a " + model.family + " with " + fact);
+  }
+  return obstacles;
+}
+
 GgufExport plan_gguf_export(const Checkpoint& checkpoint, const GgufFormat& format, const fs::path& source) {
   Draft draft = make_draft(checkpoint, format, source);
   // In a folder of this process's own, which the next one removes if this is killed.
@@ -290,6 +300,7 @@ GgufExport export_gguf(const Checkpoint& checkpoint, const fs::path& out, const 
   PartialOutput partial(output, "export", PartialOutput::Remains::worthless);
   check_read_back(checkpoint, partial.result(), draft);
   if (options.lossless) refuse_losses(checkpoint, draft);
+  if (!options.name.empty()) draft.metadata.set_text("general.name", options.name);
   if (!options.license.empty()) draft.metadata.set_text("general.license", options.license);
   GgufExport result = describe(draft);
   std::vector<StreamedGgufTensor> tensors = streamed(draft);

@@ -25,6 +25,8 @@ struct GgufExportOptions {
   // Returns how much an error in each column of a linear's weight counts: the mean square of its inputs, num_in values
   // that are not negative. Empty: all count alike. May be empty itself.
   std::function<std::span<const float>(const LinearDescription&)> importance = {};
+  // The file's general.name; "": that of the checkpoint's folder.
+  std::string name = {};
   // The file's general.license, which the model's card names; "": none.
   std::string license = {};
   // Called with (tensors done, tensors). May be empty.
@@ -46,6 +48,7 @@ struct GgufExport {
   std::string architecture;                 // general.architecture
   std::vector<GgufExportedTensor> tensors;  // in the file's order
   std::vector<std::string> notes;           // what the file cannot say, or llama.cpp computes in its own way
+  std::vector<std::string> obstacles;       // why llama.cpp does not load it: llama_cpp_obstacles
   int64_t num_bytes = 0;                    // of the file
   int64_t num_weight_bytes = 0;             // of the tensors
   // The error of all tensors together, as above.
@@ -55,6 +58,10 @@ struct GgufExport {
 // Returns the row of the checkpoint's family. Throws std::invalid_argument for an encoder and for a family that has no
 // GGUF files.
 const DecoderFamily& gguf_family(const Checkpoint& checkpoint);
+
+// Returns what llama.cpp does not expect in models of the family, and so does not load, as sentences; none: it loads
+// the model. The import reads such files. Source: the rows of runtime/families (LlamaCppTraits).
+std::vector<std::string> llama_cpp_obstacles(const ModelDescription& model, const DecoderFamily& family);
 
 // Checks, before any work, that the checkpoint can be exported: its family, its tokenizer, and that the file's
 // metadata, read back by the import, describe the same computation. Leaves nothing behind. Returns what is written in

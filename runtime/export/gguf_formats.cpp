@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
+
+#include "runtime/blocks/gguf_parts.h"
+#include "runtime/export/gguf_codes.h"
 
 namespace pare::runtime {
 namespace {
@@ -19,6 +23,19 @@ constexpr std::array kFormats{
 
 GgufBlock block_of(GgufType type) {
   return gguf_block(static_cast<uint32_t>(type));
+}
+
+constexpr int64_t kBlock = 32;  // columns, of the types that hold integers
+
+bool is_float(const GgufFormat& format) {
+  return format.type && block_of(*format.type).num_elements == 1;
+}
+
+// A type without minima holds the numbers code - zero, which take a bit more where zeros are anything.
+bool holds_integers(GgufType type, const PackScheme& scheme) {
+  const GgufGrid* const grid = find_gguf_grid(type);
+  if (grid == nullptr || !grid->has_integers()) return false;
+  return scheme.bits + (grid->has_minimum || scheme.symmetric ? 0 : 1) <= grid->bits;
 }
 
 GgufType with_small_blocks(GgufType type) {
@@ -44,6 +61,40 @@ std::span<const GgufFormat> gguf_formats() {
 const GgufFormat* find_gguf_format(std::string_view name) {
   const auto found = std::ranges::find(kFormats, name, &GgufFormat::name);
   return found == kFormats.end() ? nullptr : &*found;
+}
+
+Acceptance holds_codes(const GgufFormat& format, const PackScheme& scheme, int64_t num_in) {
+  if (!scheme.input.is_plain()) {
+    return {"a GGUF file rounds no input, found " + input_format_name(scheme.input) +
+            (scheme.input.has_outliers() ? ": take rtn or gptq with 'bits: 8'" : ": leave 'activations' out")};
+  }
+  if (is_float(format) || (!scheme.is_dense() && scheme.code->is_blocks())) return {};
+  if (scheme.is_dense() && !format.type) return {};
+  const std::string name(format.name);
+  const std::string found = scheme.is_dense()     ? "weights in floating point"
+                            : scheme.is_integer() ? std::to_string(scheme.bits) + " bits"
+                                                  : std::string(scheme.code->name);
+  const std::string others = format.type ? ", or take 'container: gguf'" : "";
+  if (scheme.code == &kMxfp4Code && !format.type) return {};
+  if (!scheme.is_integer())
+    return {"it holds whole numbers, found " + found + ": take rtn or gptq with 'bits'" + others};
+  const std::string width = std::to_string(num_in);
+  if (num_in % kBlock != 0) return {"rows of " + width + " do not fill blocks of 32: exclude the layer"};
+  if (scheme.act_order == StoredActOrder::group || (scheme.group_size > 0 && scheme.group_size % kBlock != 0)) {
+    return {"the 32 columns of a block share a scale, found act_order group: take 'act_order: static'"};
+  }
+  std::span<const GgufType> types = code_types();
+  if (format.type) types = {&*format.type, 1};
+  if (std::ranges::any_of(types, [&](GgufType type) { return holds_integers(type, scheme); })) return {};
+  const std::string kind = (scheme.symmetric ? "" : "asymmetric ") + found;
+  const GgufGrid* const grid = format.type ? find_gguf_grid(*format.type) : nullptr;
+  if (grid != nullptr && !grid->has_integers()) {
+    return {"its blocks are made by the pass gguf, found " + kind + ": take 'gguf: {type: " + name + "}'" + others};
+  }
+  if (grid == nullptr) return {"no type holds " + kind + ": leave 'symmetric: false' out"};
+  return {"it holds " + std::to_string(grid->bits) + " bits" +
+          (grid->has_minimum ? "" : ", or " + std::to_string(grid->bits - 1) + " asymmetric ones") + ", found " + kind +
+          ": change 'bits'" + others};
 }
 
 ChosenType type_for(GgufType asked, int64_t width, bool is_head) {

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "runtime/files/gguf.h"
+#include "runtime/format/container_format.h"
 
 namespace pare::runtime {
 
@@ -20,6 +21,11 @@ struct GgufFormat {
 std::span<const GgufFormat> gguf_formats();
 // Null for another name.
 const GgufFormat* find_gguf_format(std::string_view name);
+
+// Tells whether a file of that format holds the codes of a linear that a checkpoint stores so, whichever they are.
+// num_in is the width of its rows; 0: it is not known. Formats of floats hold what codes stand for, and round no input.
+// Without a type, that is a type of code_types(). Blocks that a checkpoint has already pass to every format.
+Acceptance holds_codes(const GgufFormat& format, const PackScheme& scheme, int64_t num_in = 0);
 
 // The type of a matrix, and why it is not the one that was asked for.
 struct ChosenType {

@@ -77,8 +77,20 @@ fs::path folder_name(const fs::path& model) {
 
 }  // namespace
 
-ModelDirectory::ModelDirectory(const fs::path& model, const MakeDirectory& make, bool has_weights, GgufCodes codes)
-    : path_(model) {
+fs::path stored_model(const fs::path& model) {
+  std::error_code none;
+  if (!fs::is_directory(model, none) || fs::exists(model / "config.json", none)) return model;
+  if (!fs::exists(model / "pare.json", none)) return model;
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(model, none)) {
+    if (entry.path().extension() == ".gguf" && entry.is_regular_file(none)) files.push_back(entry.path());
+  }
+  return files.size() == 1 ? files.front() : model;
+}
+
+ModelDirectory::ModelDirectory(const fs::path& asked, const MakeDirectory& make, bool has_weights, GgufCodes codes)
+    : path_(asked) {
+  const fs::path model = make ? asked : stored_model(asked);
   if (model.extension() != ".gguf" && !make) return;
   std::error_code error;
   const fs::path parent = fs::temp_directory_path(error);

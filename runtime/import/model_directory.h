@@ -10,11 +10,16 @@
 
 namespace pare::runtime {
 
+// Returns the .gguf file in a folder that a run has made with such a file in place of config.json and weights: it has a
+// pare.json, and one .gguf. Any other path stands for itself.
+std::filesystem::path stored_model(const std::filesystem::path& model);
+
 // Makes the directory that stands for a model that cannot be used as it is.
 using MakeDirectory = std::function<void(const std::filesystem::path& model, const std::filesystem::path& directory)>;
 
-// A Hugging Face directory stands for itself. A .gguf is imported into a temporary directory; with `make`, a model gets
-// the one that the caller makes. It lies in the system's folder for temporary files, TMPDIR:
+// A Hugging Face directory stands for itself. A .gguf, or one in a folder (stored_model), is imported into a temporary
+// directory; with `make`, a model gets the one that the caller makes. It lies in the system's folder for temporary
+// files, TMPDIR:
 //
 //   TMPDIR/pare-import-XXXXXX/NAME/    the imported directory; XXXXXX is locked while a process uses it
 //

@@ -589,7 +589,7 @@ TEST_F(Export, APlanWithoutWeightsIsThatWithThem) {
       header(at("m.gguf"), {}, false, GgufCodes::kept);
   for (const char* const format : {"compressed-tensors", "gptq-v2"}) {
     const auto planned = [&](const fs::path& folder) {
-      return compress::plan_export(Checkpoint::open(folder), *compress::find_folder_format(format), false);
+      return compress::plan_export(Checkpoint::open(folder), *runtime::find_folder_format(format), false);
     };
     const std::vector<compress::LayerExport> with = planned(whole.path()), without = planned(header.path());
     ASSERT_EQ(with.size(), without.size());
@@ -799,8 +799,9 @@ TEST_F(Export, SaysWhichEnginesLoadTheResult) {
   EXPECT_EQ(count(export_to("head", "head-gptq", "gptq"), "decoded"), 2);
   EXPECT_FALSE(Json::parse(bytes("head-gptq/config.json")).at("quantization_config").at("lm_head"));
   // What is in the model's own folder would damage it; a card of the source's format is none of the result's.
-  EXPECT_TRUE(fs::exists(at("ct/README.md")));
-  EXPECT_FALSE(fs::exists(at("gptq/README.md")));
+  EXPECT_EQ(bytes("ct/README.md").find("gptq"), std::string::npos);
+  EXPECT_NE(bytes("gptq/README.md").find("4 bits in gptq"), std::string::npos);
+  EXPECT_FALSE(fs::exists(at("gptq/README.source.md")));
   const Outcome inside = exported("ct", "ct/sub", "gptq");
   EXPECT_EQ(inside.status, 1);
   EXPECT_NE(inside.err.find("own folder"), std::string::npos) << inside.err;

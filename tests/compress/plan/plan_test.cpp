@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "compress/plan/engine_verdicts.h"
+#include "compress/plan/plan_verdicts.h"
 #include "compress/predict/predict.h"
 #include "compress/recipe/pass_options.h"
 #include "compress/run/manifest.h"

@@ -447,7 +447,16 @@ TEST_F(RangesOfTheSchema, AreThoseOfTheTopLevelAndItsMaps) {
     values["properties"][key] = top(key);
     tried.insert(key);
   }
-  try_map(values, "recipe", {{"passes", rtn}}, [](const Json& recipe) { return recipe; });
+  // A container goes with codes that it holds.
+  try_map(values, "recipe", {{"passes", rtn}}, [](Json recipe) {
+    const std::string container = recipe.value("container", "");
+    if (container == "nvfp4" || container == "mxfp4") recipe["passes"][0]["rtn"]["code"] = container;
+    if (container.ends_with("_k") || container == "iq4_nl") {
+      recipe["calibration"] = kText;
+      recipe["passes"] = Json::array({Json{{"gguf", {{"type", container}}}}});
+    }
+    return recipe;
+  });
   for (const auto& [key, unused] : schema_.at("properties").items()) {
     if (key == kPassesKey || key == kEvaluateKey) continue;
     EXPECT_TRUE(tried.contains(key)) << "nobody tries the ranges of " << key;

@@ -269,6 +269,49 @@ TEST_F(ModelCards, ANameCanBeGivenLater) {
   EXPECT_NE(card_of("out").find("My own words"), std::string::npos);
 }
 
+// The card of the source's run would speak of another format.
+TEST_F(ModelCards, AnExportHasACardOfItsOwn) {
+  write_text(model_ / "README.md", kHead);
+  ASSERT_EQ(run("base_model: karpathy/tiny-llamas\n", "out").status, 0);
+  const auto exported = [&](const std::string& format) {
+    const Outcome outcome =
+        run_pare({"export", (folder_ / "out").string(), (folder_ / format).string(), "--format", format, "--quiet"});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(read_text_file(folder_ / format / "README.source.md"), kHead);
+    expect_whole(format);
+    return read_by_hub(folder_ / format / "README.md");
+  };
+  for (const char* format : {"compressed-tensors", "gptq", "gptq-v2", "awq-gemm", "bitsandbytes", "nvfp4", "mxfp4"}) {
+    SCOPED_TRACE(format);
+    const Json card = exported(format);
+    EXPECT_EQ(card.at("data").at("base_model"), "karpathy/tiny-llamas");
+    EXPECT_EQ(card.at("data").at("base_model_relation"), "quantized");
+    EXPECT_EQ(card.at("data").at("license"), "apache-2.0");
+    EXPECT_NE(card.at("data").at("tags").dump().find("\"4-bit\""), std::string::npos) << card.at("data");
+    EXPECT_EQ(card.at("data").at("tags").dump().find("rtn"), std::string::npos) << card.at("data");
+    EXPECT_NE(card.at("text").get<std::string>().find(std::string(" bits in ") + format), std::string::npos);
+  }
+  // Figures are those of pare.json, whose sizes are those of the files.
+  const Json manifest = manifest_of("gptq");
+  EXPECT_EQ(manifest.at("sizes").at("output_bytes"), fs::file_size(folder_ / "gptq" / "model.safetensors"));
+  EXPECT_EQ(manifest.at("sizes").at("source_bytes"), fs::file_size(folder_ / "out" / "model.safetensors"));
+  double largest = 0.0;
+  const Json layers = manifest_of("nvfp4").at("export").at("layers");
+  for (const Json& layer : layers) {
+    if (layer.at("passage") == "rounded anew") largest = std::max(largest, layer.at("relative_error").get<double>());
+  }
+  char shown[40];
+  std::snprintf(shown, sizeof(shown), " %.5f |\n", largest);
+  EXPECT_GT(largest, 0.0);
+  EXPECT_NE(card_of("nvfp4").find(shown), std::string::npos) << card_of("nvfp4");
+  const Json dense = exported("dense");
+  EXPECT_FALSE(dense.at("data").contains("base_model_relation"));
+  EXPECT_NE(card_of("dense").find("# tiny-llamas, dense"), std::string::npos);
+  const Outcome named = run_pare({"card", (folder_ / "dense").string(), "--base-model", "a/b", "--write"});
+  ASSERT_EQ(named.status, 0) << named.err;
+  expect_whole("dense");
+}
+
 TEST_F(ModelCards, WrongNamesAndFoldersAreRefused) {
   for (const char* name : {"model", "a/b/c", "'../x'"}) {
     const Outcome outcome = run("base_model: " + std::string(name) + "\n", "out");

@@ -10,12 +10,15 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "compress/report/html.h"
+#include "compress/report/markdown_text.h"
 #include "compress/report/runs_page.h"
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/progress.h"
 #include "tests/compress/run_pare.h"
 #include "tests/expect_error.h"
 #include "tests/places.h"
@@ -190,6 +193,60 @@ TEST_F(ReportPages, SpeedStandsBesideTheRoofsOfTheMachine) {
       run("  - rtn: {bits: 4, group_size: -1}\n", "long", "benchmark: {prefill_tokens: 100000}\n");
   EXPECT_EQ(long_prompt.status, 1);
   EXPECT_NE(long_prompt.err.find("100000 tokens do not fit the model's context"), std::string::npos) << long_prompt.err;
+}
+
+// Accuracies and recoveries are those that the runs' evaluations say.
+TEST_F(ReportPages, TasksAndSpeedsAreColumnsWhereARunHasThem) {
+  const std::string tasks = std::string(kSourceFolder) + "/tests/golden/tasks/";
+  const auto asks = [&](int limit) {
+    return "evaluate:\n  - arc: {file: " + tasks + "arc.jsonl, limit: " + std::to_string(limit) + "}\n";
+  };
+  ASSERT_EQ(run("  - rtn: {bits: 4, group_size: -1}\n", "all/four", asks(4)).status, 0);
+  ASSERT_EQ(run("  - rtn: {bits: 8, group_size: -1}\n", "all/eight", asks(4)).status, 0);
+  ASSERT_EQ(run("  - rtn: {bits: 3, group_size: -1}\n", "all/other", asks(3)).status, 0);
+  ASSERT_EQ(run("  - rtn: {bits: 2, group_size: -1}\n", "all/plain").status, 0);
+  const auto result_of = [&](const std::string& name) {
+    return Json::parse(read_text_file(folder_ / "all" / name / "report.json")).at("arc").at(0);
+  };
+  const auto percent = [](double share, int decimals) { return format_number(100.0 * share, decimals) + " %"; };
+  const Outcome outcome = run_pare({"report", (folder_ / "all").string(), "--markdown", "--json"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  int num_with_tasks = 0;
+  const Json rows = Json::parse(outcome.out).at("runs");
+  for (const Json& row : rows) {
+    if (!row.contains("tasks")) continue;
+    ++num_with_tasks;
+    const Json result = result_of(row.at("name")), &task = row.at("tasks").at(0);
+    EXPECT_EQ(task.at("name"), "arc, acc_norm");
+    EXPECT_EQ(task.at("accuracy"), result.at("acc_norm"));
+    if (result.at("acc_norm_recovery").is_number()) {
+      EXPECT_EQ(task.at("recovery"), result.at("acc_norm_recovery"));
+    }
+  }
+  EXPECT_EQ(num_with_tasks, 3);
+  const std::string table = runs_markdown(find_runs({folder_ / "all"}));
+  for (const char* column : {"arc, acc_norm", "arc, acc_norm (2)"}) {  // the second of other questions
+    EXPECT_NE(table.find("| " + markdown_text(column) + " |"), std::string::npos) << table;
+  }
+  EXPECT_NE(table.find(" " + percent(result_of("eight").at("acc_norm"), 2)), std::string::npos) << table;
+  EXPECT_EQ(table.find("tokens/s"), std::string::npos) << table;
+  // Every row has every column.
+  std::istringstream lines(table);
+  std::string line, first;
+  std::getline(lines, first);
+  for (int i = 0; i < 5; ++i) {
+    std::getline(lines, line);
+    EXPECT_EQ(std::ranges::count(line, '|'), std::ranges::count(first, '|')) << line;
+  }
+  write_text(folder_ / "all" / "plain.bench.json",
+             R"({"decode_tokens_per_second": 12.34, "prefill_tokens_per_second": 567.8})");
+  const std::string timed = runs_markdown(find_runs({folder_ / "all"}));
+  EXPECT_NE(timed.find("| decode, tokens/s | prefill, tokens/s |"), std::string::npos) << timed;
+  EXPECT_NE(timed.find("| 12.3 | 567.8 |"), std::string::npos) << timed;
+  write_text(folder_ / "page.html", runs_page(find_runs({folder_ / "all"})));
+  const Json page = checked(folder_ / "page.html");
+  for (const Json& row : page.at("tables")[0]) EXPECT_EQ(row.size(), page.at("tables")[0][0].size());
+  EXPECT_NE(page.at("tables")[0][0].dump().find("arc, acc_norm"), std::string::npos);
 }
 
 TEST(BestRuns, AreThoseThatNoOtherBeats) {

@@ -1,4 +1,4 @@
-#include "compress/export/export_command.h"
+#include "compress/run/export_command.h"
 
 #include <algorithm>
 #include <chrono>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "compress/export/export_model.h"
-#include "compress/report/source_card.h"
+#include "compress/export/gguf_report.h"
 #include "compress/run/pipeline.h"
 #include "compress/run/run_data.h"
 #include "compress/run/torch_errors.h"
@@ -33,8 +33,8 @@ struct Written {
   nlohmann::ordered_json json;
 };
 
-Written write_folder(runtime::NamedModel& model, const std::filesystem::path& output, const ExportFormat& format,
-                     bool lossless, runtime::Console& console) {
+Written write_folder(runtime::NamedModel& model, const std::filesystem::path& output,
+                     const runtime::FolderFormat& format, bool lossless, runtime::Console& console) {
   const ExportOptions options{.format = &format, .lossless = lossless};
   plan_export(model.described(), format, lossless);  // what is refused is refused before the weights
   ExportResult result;
@@ -62,53 +62,6 @@ void refuse_changed_inputs(const runtime::Checkpoint& checkpoint) {
   }
 }
 
-std::string type_name(runtime::GgufType type) {
-  return std::string(runtime::gguf_block(static_cast<uint32_t>(type)).name);
-}
-
-// Says of each type and way what its tensors are.
-std::vector<std::string> gguf_lines(const runtime::GgufExport& result) {
-  struct Kind {
-    std::string name;
-    int64_t num_tensors = 0;
-    double largest_error = 0.0;
-    std::string worst = {};
-  };
-  std::vector<Kind> kinds;
-  for (const runtime::GgufExportedTensor& tensor : result.tensors) {
-    std::string name = type_name(tensor.type);
-    if (tensor.keeps_codes) name += tensor.is_lossless ? ", codes and scales unchanged" : ", codes unchanged";
-    if (!tensor.why.empty()) name += " (" + tensor.why + ")";
-    auto kind = std::ranges::find(kinds, name, &Kind::name);
-    if (kind == kinds.end()) kind = kinds.insert(kinds.end(), {.name = name});
-    ++kind->num_tensors;
-    if (tensor.relative_error <= kind->largest_error) continue;
-    kind->largest_error = tensor.relative_error;
-    kind->worst = tensor.name;
-  }
-  std::vector<std::string> lines;
-  for (const Kind& kind : kinds) {
-    const std::string count = std::to_string(kind.num_tensors) + (kind.num_tensors == 1 ? " tensor: " : " tensors: ");
-    lines.push_back(count + kind.name +
-                    (kind.largest_error > 0.0 ? ", " + error_text(kind.largest_error, kind.worst)
-                                              : ", every value is the source's"));
-  }
-  return lines;
-}
-
-// Returns the licences that the model's card names, as the package gguf writes them; "" without any.
-std::string licences_of(const std::filesystem::path& directory, std::vector<std::string>& notes) {
-  const std::optional<std::string> name = source_card_name(directory);
-  if (!name) return "";
-  const CardHead head = card_head_of(directory, *name);
-  std::string text;
-  for (const std::string& licence : head.values("license")) text += (text.empty() ? "" : ",") + licence;
-  if (text.empty() && !head.problems.empty()) {
-    notes.push_back("the file names no licence, since the head of '" + *name + "' cannot be read: see 'pare card'");
-  }
-  return text;
-}
-
 // source: as of GgufExportOptions.
 Written write_gguf(runtime::NamedModel& model, const std::filesystem::path& source, const std::filesystem::path& output,
                    const runtime::GgufFormat& format, bool lossless, const std::filesystem::path& statistics,
@@ -133,28 +86,8 @@ Written write_gguf(runtime::NamedModel& model, const std::filesystem::path& sour
        .license = licences_of(model.described().directory(), card_notes),
        .progress = [&](int64_t done, int64_t total) { progress(static_cast<double>(done), total); }});
   result.notes.insert(result.notes.end(), card_notes.begin(), card_notes.end());
-  Written written{std::string(format.name) + " in GGUF (" + result.architecture + ")",
-                  result.num_bytes,
-                  gguf_lines(result),
-                  result.notes,
-                  {}};
-  nlohmann::ordered_json& json = written.json;
-  json["format"] = format.name;
-  json["architecture"] = result.architecture;
-  json["relative_error"] = result.relative_error;
-  json["tensors"] = nlohmann::ordered_json::array();
-  for (const runtime::GgufExportedTensor& tensor : result.tensors) {
-    json["tensors"].push_back({{"name", tensor.name},
-                               {"shape", tensor.shape},
-                               {"type", type_name(tensor.type)},
-                               {"why", tensor.why},
-                               {"keeps_codes", tensor.keeps_codes},
-                               {"same_values", tensor.is_lossless},
-                               {"relative_error", tensor.relative_error},
-                               {"bytes", tensor.num_bytes}});
-  }
-  json["events"] = result.notes;
-  return written;
+  return {std::string(format.name) + " in GGUF (" + result.architecture + ")", result.num_bytes, gguf_lines(result),
+          result.notes, runtime::parse_ordered_json(gguf_json(result, format), "the export")};
 }
 
 void run_export(const runtime::Arguments& arguments, runtime::Console& console) {
@@ -163,7 +96,7 @@ void run_export(const runtime::Arguments& arguments, runtime::Console& console) 
   const std::filesystem::path output = runtime::output_place(arguments.positional(1));
   const std::string& name = arguments.text("format");
   const bool lossless = arguments.flag("lossless");
-  const ExportFormat* const folder = find_folder_format(name);
+  const runtime::FolderFormat* const folder = runtime::find_folder_format(name);
   const std::filesystem::path statistics = arguments.given("statistics") ? arguments.text("statistics") : "";
   const runtime::GgufFormat* const file = runtime::find_gguf_format(name);
   const bool rounds =
@@ -188,7 +121,8 @@ void run_export(const runtime::Arguments& arguments, runtime::Console& console) 
   const bool is_dense = folder != nullptr && folder->container.empty();
   const runtime::GgufCodes codes = is_dense ? runtime::GgufCodes::decoded : runtime::GgufCodes::kept;
   runtime::NamedModel model(arguments.positional(0), true, "", console, codes);
-  const std::filesystem::path named = arguments.positional(0), source = named.extension() == ".gguf" ? named : "";
+  const std::filesystem::path named = runtime::stored_model(arguments.positional(0)),
+                              source = named.extension() == ".gguf" ? named : "";
   Written written = folder != nullptr ? write_folder(model, output, *folder, lossless, console)
                                       : write_gguf(model, source, output, *file, lossless, statistics, console);
   console.report() << runtime::visible_line(output.string()) << ": " << written.format << ", "
@@ -210,7 +144,7 @@ runtime::OptionSpec threads_option() {
 
 runtime::Command export_command() {
   std::vector<std::string> formats;
-  for (const ExportFormat& format : folder_formats()) formats.emplace_back(format.name);
+  for (const runtime::FolderFormat& format : runtime::folder_formats()) formats.emplace_back(format.name);
   for (const runtime::GgufFormat& format : runtime::gguf_formats()) formats.emplace_back(format.name);
   return {
       .name = "export",

@@ -1,0 +1,95 @@
+// Who loads a model, as `pare inspect` reads it from the files. The oracle is pare.json, whose verdicts follow from the
+// plan of the run or export that made them.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/system/atomic_file.h"
+#include "tests/compress/run_pare.h"
+#include "tests/places.h"
+
+namespace pare::test {
+using namespace runtime;
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+class InspectedVerdicts : public testing::Test {
+ protected:
+  fs::path at(const std::string& name) const { return folder_ / name; }
+  static Json engines_of(const fs::path& path) {
+    const Outcome outcome = run_pare({"inspect", path.string(), "--json"});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return outcome.status == 0 ? Json::parse(outcome.out).value("engines", Json()) : Json();
+  }
+  void expect_those_of_manifest(const std::string& name) {
+    SCOPED_TRACE(name);
+    const Json manifest = Json::parse(read_text_file(at(name) / "pare.json"));
+    EXPECT_EQ(engines_of(at(name)), manifest.at("engines"));
+  }
+  void make(const fs::path& model, const std::string& out, const std::string& recipe) {
+    write_text(at("r.yaml"), "model: " + model.string() + "\n" + recipe);
+    const Outcome run = run_pare({"run", at("r.yaml").string(), "--out", at(out).string(), "--quiet"});
+    ASSERT_EQ(run.status, 0) << run.err;
+    expect_those_of_manifest(out);
+  }
+  void exported(const std::string& from, const std::string& to, const std::string& format) {
+    const Outcome outcome = run_pare({"export", at(from).string(), at(to).string(), "--format", format});
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    if (fs::is_directory(at(to))) expect_those_of_manifest(to);
+  }
+  TemporaryFolder folder_{"inspected_verdicts"};
+};
+
+TEST_F(InspectedVerdicts, AreThoseOfTheRun) {
+  const fs::path llama = family("llama_gqa_untied");
+  make(llama, "four", "passes:\n  - rtn: {bits: 4, group_size: 32}\n");
+  make(llama, "three", "passes:\n  - rtn: {bits: 3, group_size: 32}\n    layers: {exclude: [\"*.k_proj\"]}\n");
+  make(llama, "mixed",
+       "passes:\n  - rtn: {bits: 4, group_size: 32}\n    layers: {override: {\"*.down_proj\": {bits: 8}}}\n");
+  make(llama, "inputs", "passes:\n  - rtn: {bits: 8, group_size: -1, activations: int8}\n");
+  make(llama, "fp8", "passes:\n  - fp8: {}\n");
+  make(llama, "nvfp4", "passes:\n  - rtn: {code: nvfp4}\n");
+  make(llama, "head", "passes:\n  - rtn: {bits: 4, group_size: 32}\nhead: {bits: 8}\n");
+  make(llama, "gptq", "container: gptq\npasses:\n  - rtn: {bits: 4, group_size: 32}\n");
+  make(llama, "pruned", "passes:\n  - magnitude: {resolve: 0}\n");
+  make(llama, "packed", "passes:\n  - magnitude: {resolve: 0, storage: packed}\n");
+  make(family("mixtral_experts"), "experts", "passes:\n  - rtn: {bits: 4, group_size: 32}\n");
+  make(family("mixtral_experts"), "router",
+       "passes:\n  - rtn: {bits: 4, group_size: 32}\n    layers: {exclude: [\"*.experts.*\"]}\n");
+  exported("four", "four-awq", "awq-gemm");
+  exported("four", "four-dense", "dense");
+  exported("mixed", "mixed-gptq", "gptq");
+  exported("experts", "experts-gptq", "gptq");
+  const std::string text = run_pare({"inspect", at("head").string()}).out;
+  EXPECT_NE(text.find("engine            vLLM 0.33: does not load it: a quantized embedding"), std::string::npos)
+      << text;
+}
+
+TEST_F(InspectedVerdicts, OfFilesNameLlamaCppAndOfOthersNothing) {
+  const fs::path stories = fs::path(kSourceFolder) / "calibration_data/stories260k";
+  make(stories, "file",
+       "container: q8_0\npasses:\n  - rtn: {bits: 8, group_size: 32}\n    layers: {exclude: "
+       "[\"*.down_proj\"]}\n");
+  const Json engines = engines_of(at("file/file.gguf"));
+  ASSERT_EQ(engines.size(), 2u);
+  EXPECT_EQ(engines[1].at("engine"), "llama.cpp (commit 0c1e57098, 2026)");
+  EXPECT_EQ(engines[1].at("loads"), true);
+  // Files that pare itself does not read are still described.
+  std::string bytes = read_text_file(at("file/file.gguf"));
+  for (size_t i = bytes.find("llama"); i != std::string::npos && i < 2000; i = bytes.find("llama", i + 1)) {
+    bytes.replace(i, 5, "lxama");
+  }
+  write_text(at("other.gguf"), bytes);
+  const Json other = engines_of(at("other.gguf"));
+  ASSERT_EQ(other.size(), 1u);
+  EXPECT_EQ(other[0].at("engine"), "pare");
+  EXPECT_EQ(other[0].at("loads"), false);
+  // AutoRound's packing of AWQ is read by AutoRound's package, and not as files of AWQ.
+  EXPECT_EQ(engines_of(fs::path(kSourceFolder) / "tests/golden/auto_round/awq_w4").size(), 1u);
+  EXPECT_TRUE(engines_of(stories / "model.safetensors").is_null());
+}
+
+}  // namespace
+}  // namespace pare::test
