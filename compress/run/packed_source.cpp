@@ -25,6 +25,7 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
+#include "runtime/system/partial_output.h"
 
 namespace pare::compress {
 namespace {
@@ -167,6 +168,11 @@ void unpack_source(const runtime::Checkpoint& checkpoint, const fs::path& direct
     if (!is_part) tensors.push_back(source_tensor(checkpoint, name, name));
   }
   give_stored_form(checkpoint, tensors);
+  int64_t num_bytes = 0;
+  for (const runtime::StreamedTensor& tensor : tensors) {
+    num_bytes += runtime::TensorLayout{tensor.dtype, tensor.shape}.num_bytes();
+  }
+  runtime::require_disk_space(directory, num_bytes);
   write_weight_files(std::move(tensors), directory);
   checkpoint.check_unchanged();
 }

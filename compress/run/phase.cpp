@@ -295,6 +295,9 @@ RunLimits run_limits(const RunOptions& options, int num_threads) {
 
 void check_inputs(const std::string& calibration_identity, Phase& phase) {
   check_disk_space(phase.output, phase.prediction);
+  if (phase.planned_file && !phase.data.evaluations.empty()) {
+    runtime::require_temporary_space(phase.output, decoded_bytes(*phase.planned_file));
+  }
   check_weights(phase.checkpoint);
   phase.inputs = input_hashes(phase.checkpoint);
   runtime::require_listed_hashes(phase.checkpoint.directory(), phase.inputs);

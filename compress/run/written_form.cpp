@@ -86,6 +86,16 @@ int64_t form_bytes(const Recipe& recipe, const std::optional<runtime::GgufExport
   return std::max(bytes, folder_bytes);
 }
 
+int64_t decoded_bytes(const runtime::GgufExport& file) {
+  int64_t bytes = 0;
+  for (const runtime::GgufExportedTensor& tensor : file.tensors) {
+    int64_t num_elements = 1;
+    for (const int64_t size : tensor.shape) num_elements *= size;
+    bytes += num_elements * (tensor.type == runtime::GgufType::F32 ? 4 : 2);  // codes become BF16
+  }
+  return bytes;
+}
+
 WrittenForm write_form(const Recipe& recipe, const fs::path& directory, const fs::path& output,
                        runtime::Progress& progress) {
   const fs::path folder = directory / kWritten;

@@ -40,6 +40,8 @@ std::vector<EngineVerdict> judge_form(const RunPlan& plan, const std::optional<r
 // folder_bytes.
 int64_t form_bytes(const Recipe& recipe, const std::optional<runtime::GgufExport>& file,
                    const runtime::Checkpoint& checkpoint, int64_t folder_bytes);
+// Returns the bytes of the weights that an evaluation decodes such a file to.
+int64_t decoded_bytes(const runtime::GgufExport& file);
 
 // Writes the form of the model in `directory`, a Hugging Face folder that a run has assembled and verified, and puts it
 // in the place of all that is there. Beside a .gguf only the licence and the source's card stay. A run that is killed

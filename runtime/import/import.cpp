@@ -51,6 +51,11 @@ std::filesystem::path find_llama2c_tokenizer(const std::filesystem::path& source
 void write_model(ImportedModel model, const std::filesystem::path& directory, const ImportOptions& options) {
   for (const auto& [name, content] : model.text_files) write_file_atomically(directory / name, content);
   if (!options.has_weights) return write_safetensors_header(directory / kSingleFileName, std::move(model.tensors));
+  int64_t num_bytes = 0;
+  for (const StreamedTensor& tensor : model.tensors) {
+    num_bytes += TensorLayout{tensor.dtype, tensor.shape}.num_bytes();
+  }
+  require_disk_space(directory, num_bytes);
   const auto num_tensors = static_cast<int64_t>(model.tensors.size());
   if (options.progress) options.progress(0, num_tensors);
   for (auto done = std::make_shared<int64_t>(0); StreamedTensor & tensor : model.tensors) {

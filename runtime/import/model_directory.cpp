@@ -17,6 +17,8 @@
 #include <vector>
 
 #include "runtime/import/import.h"
+#include "runtime/system/partial_output.h"
+#include "runtime/system/progress.h"
 
 namespace pare::runtime {
 namespace {
@@ -75,7 +77,24 @@ fs::path folder_name(const fs::path& model) {
   return name.empty() ? fs::path("model") : name;
 }
 
+std::runtime_error no_room(const fs::path& place, const fs::path& model, const NoDiskSpace& error) {
+  return std::runtime_error("'" + place.string() + "' has " + format_bytes(error.available()) +
+                            " free, and the weights that '" + model.string() + "' is decoded to take " +
+                            format_bytes(error.needed()) + " there: free some, or set TMPDIR to a folder with more");
+}
+
 }  // namespace
+
+void require_temporary_space(const fs::path& model, int64_t num_bytes) {
+  std::error_code error;
+  const fs::path place = fs::temp_directory_path(error);
+  if (error) return;  // the ModelDirectory says so
+  try {
+    require_disk_space(place, num_bytes);
+  } catch (const NoDiskSpace& short_of) {
+    throw no_room(place, model, short_of);
+  }
+}
 
 fs::path stored_model(const fs::path& model) {
   std::error_code none;
@@ -123,6 +142,9 @@ ModelDirectory::ModelDirectory(const fs::path& asked, const MakeDirectory& make,
     take_names_away();
     const std::lock_guard lock(imports().mutex);
     imports().paths.insert(path_);
+  } catch (const NoDiskSpace& short_of) {
+    remove();
+    throw no_room(parent, model, short_of);
   } catch (...) {
     remove();  // the first failure is the one to report
     throw;

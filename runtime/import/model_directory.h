@@ -17,6 +17,10 @@ std::filesystem::path stored_model(const std::filesystem::path& model);
 // Makes the directory that stands for a model that cannot be used as it is.
 using MakeDirectory = std::function<void(const std::filesystem::path& model, const std::filesystem::path& directory)>;
 
+// Throws std::runtime_error unless the folder for temporary files has room for num_bytes that stand for `model`, as a
+// ModelDirectory does before it writes them. Work that ends with one asks this first.
+void require_temporary_space(const std::filesystem::path& model, int64_t num_bytes);
+
 // A Hugging Face directory stands for itself. A .gguf, or one in a folder (stored_model), is imported into a temporary
 // directory; with `make`, a model gets the one that the caller makes. It lies in the system's folder for temporary
 // files, TMPDIR:
@@ -29,7 +33,7 @@ using MakeDirectory = std::function<void(const std::filesystem::path& model, con
 class ModelDirectory {
  public:
   // has_weights and codes: as of ImportOptions, for a .gguf. Throws what import_model or `make` throws, and
-  // std::runtime_error if no temporary folder can be made.
+  // std::runtime_error if no temporary folder can be made, or has no room.
   explicit ModelDirectory(const std::filesystem::path& model, const MakeDirectory& make = {}, bool has_weights = true,
                           GgufCodes codes = GgufCodes::rounded);
   ModelDirectory(const ModelDirectory&) = delete;

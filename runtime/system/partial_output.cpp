@@ -171,6 +171,12 @@ fs::path output_place(const fs::path& output) {
   return place;
 }
 
+NoDiskSpace::NoDiskSpace(const fs::path& place, int64_t available, int64_t needed)
+    : std::runtime_error("'" + place.string() + "' has " + format_bytes(available) + " free; this run needs " +
+                         format_bytes(needed) + ": free some or choose another place for the output"),
+      available_(available),
+      needed_(needed) {}
+
 void require_disk_space(const fs::path& output, int64_t num_bytes) {
   fs::path existing = fs::absolute(output).lexically_normal();
   while (!fs::exists(existing) && existing.has_relative_path()) existing = existing.parent_path();
@@ -181,9 +187,7 @@ void require_disk_space(const fs::path& output, int64_t num_bytes) {
        file.increment(none)) {
     if (file->is_regular_file(none)) held += static_cast<int64_t>(file->file_size(none));
   }
-  if (available + held >= num_bytes) return;
-  throw std::runtime_error("'" + existing.string() + "' has " + format_bytes(available) + " free; this run needs " +
-                           format_bytes(num_bytes) + ": free some or choose another place for the output");
+  if (available + held < num_bytes) throw NoDiskSpace(existing, available, num_bytes);
 }
 
 fs::path PartialOutput::folder_of(const fs::path& output) {

@@ -9,8 +9,10 @@
 // belongs to somebody else and is never touched, and neither is a folder that a link of that name leads to.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <stdexcept>
 #include <string>
 
 namespace pare::runtime {
@@ -20,7 +22,18 @@ namespace pare::runtime {
 // that is not a folder, or leads back from a folder that does not exist.
 std::filesystem::path output_place(const std::filesystem::path& output);
 
-// Throws std::runtime_error unless the file system of `output` has so much room. What an unfinished command has left in
+// Is thrown by require_disk_space. Whoever chose the place may know better what to do.
+class NoDiskSpace : public std::runtime_error {
+ public:
+  NoDiskSpace(const std::filesystem::path& place, int64_t available, int64_t needed);
+  int64_t available() const { return available_; }
+  int64_t needed() const { return needed_; }
+
+ private:
+  int64_t available_, needed_;
+};
+
+// Throws NoDiskSpace unless the file system of `output` has so much room. What an unfinished command has left in
 // OUTPUT.partial is part of it.
 void require_disk_space(const std::filesystem::path& output, int64_t num_bytes);
 

@@ -12,6 +12,7 @@
 #include "runtime/system/atomic_file.h"
 #include "tests/compress/run_pare.h"
 #include "tests/places.h"
+#include "tests/small_disk.h"
 
 namespace pare::test {
 using namespace compress;
@@ -114,6 +115,17 @@ TEST(PublishedCodes, RecipesStartFromThem) {
     EXPECT_EQ(strict.status, 1);
     EXPECT_NE(strict.err.find("codes are decoded"), std::string::npos) << strict.err;
   }
+  const fs::path small = folder / "small";
+  fs::create_directory(small);
+  const std::optional<int> status = on_a_small_disk(small, "64k", [&] {
+    ::setenv("TMPDIR", small.c_str(), 1);
+    const Outcome full = run(folder / "gptq", "full", three);
+    const bool names_source = full.err.find((folder / "gptq").string() + "' is decoded to") != std::string::npos;
+    if (full.status == 1 && names_source && full.err.find("set TMPDIR") != std::string::npos) return 0;
+    std::fprintf(stderr, "status %d: %s\n", full.status, full.err.c_str());
+    return 1;
+  });
+  EXPECT_EQ(status.value_or(0), 0);  // where a test may mount something
   // What pare stores by default is refused as before.
   const Outcome refused = run(folder / "four", "again", three);
   EXPECT_EQ(refused.status, 1);

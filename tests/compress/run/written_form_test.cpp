@@ -12,6 +12,7 @@
 #include "runtime/system/atomic_file.h"
 #include "tests/compress/run_pare.h"
 #include "tests/places.h"
+#include "tests/small_disk.h"
 
 namespace pare::test {
 using namespace runtime;
@@ -137,6 +138,22 @@ TEST_F(WrittenForm, AFolderWithAFileIsAModelForEveryCommand) {
   const Outcome refused = run_pare({"eval", folder, "--text", at("text.txt").string(), "--windows", "1"});
   EXPECT_EQ(refused.status, 1);
   EXPECT_NE(refused.err.find("damaged"), std::string::npos) << refused.err;
+}
+
+// An evaluation decodes the file at the end of a run, which knows before its work whether there is room.
+TEST_F(WrittenForm, RoomToEvaluateTheFileIsLookedForBeforeAnyWork) {
+  fs::create_directory(at("small"));
+  const std::optional<int> status = on_a_small_disk(at("small"), "64k", [&] {
+    ::setenv("TMPDIR", at("small").c_str(), 1);
+    const Outcome refused = run("out", "container: q4_0\n" + kFourBits + evaluation(), {});
+    const bool is_told = refused.err.find("set TMPDIR to a folder with more") != std::string::npos;
+    const bool has_begun = refused.err.find("blocks") != std::string::npos || fs::exists(at("out.partial/progress"));
+    if (refused.status == 1 && is_told && !has_begun && !fs::exists(at("out"))) return 0;
+    std::fprintf(stderr, "status %d: %s\n", refused.status, refused.err.c_str());
+    return 1;
+  });
+  if (!status) GTEST_SKIP() << "a test may mount nothing here";
+  EXPECT_EQ(*status, 0);
 }
 
 TEST_F(WrittenForm, DenseWeightsAreThoseOfTheExport) {
