@@ -13,19 +13,20 @@
 namespace pare::runtime {
 namespace {
 
-// Correlations of n drawn values of unrelated weights are about 1 / sqrt(n). So ten times as much is no chance.
-constexpr int64_t kNumCompared = 16'384;
+// Correlations of n drawn values of unrelated weights are about 1 / sqrt(n). So ten times as much is no chance. All
+// layers together keep so many values at most, since a mixture has thousands of layers.
+constexpr int64_t kMostCompared = 16'384, kFewestCompared = 512, kMostOfAll = int64_t{1} << 24;
 constexpr double kErrors = 10.0;
 // Weights of 2 bits, and pruned ones, have correlations from 0.8 with what they were.
 constexpr double kRelated = 0.5;
 constexpr size_t kNamesShown = 3;
 
-// Returns values at places that depend on the number of values alone.
-std::vector<float> drawn(const std::vector<float>& values) {
+// Returns at most num_drawn values, at places that depend on the two numbers alone.
+std::vector<float> drawn(const std::vector<float>& values, uint64_t num_drawn) {
   const auto num_values = static_cast<uint64_t>(values.size());
-  if (num_values <= kNumCompared) return values;
-  std::vector<float> some(kNumCompared);
-  for (uint64_t i = 0; i < kNumCompared; ++i) {
+  if (num_values <= num_drawn) return values;
+  std::vector<float> some(num_drawn);
+  for (uint64_t i = 0; i < num_drawn; ++i) {
     some[i] = values[(i * 0x9E3779B97F4A7C15u >> 11) % num_values];  // multiplicative hashing (Knuth, volume 3, 6.4)
   }
   return some;
@@ -132,15 +133,18 @@ std::optional<double> correlation(std::span<const float> a, std::span<const floa
 
 void examine_exchanged(const Patient& patient, const Needs& needs, const OriginalWeight& original,
                        std::vector<Finding>& findings, const std::function<void()>& step) {
+  const std::vector<LinearDescription>& linears = needs.linears();
+  const auto num_linears = std::max<int64_t>(1, static_cast<int64_t>(linears.size()));
+  const auto num_drawn = static_cast<uint64_t>(std::clamp(kMostOfAll / num_linears, kFewestCompared, kMostCompared));
   std::vector<Layer> layers;
-  for (const LinearDescription& linear : needs.linears()) {
+  for (const LinearDescription& linear : linears) {
     const std::vector<float> original_OI = original(linear.name, linear.num_out, linear.num_in);
     const std::vector<float> weight_OI = original_OI.empty() ? original_OI : weight_of(patient, needs, linear);
     if (!weight_OI.empty()) {
       layers.push_back({.name = patient.stored_name(linear.name),
                         .shape = {linear.num_out, linear.num_in},
-                        .values = drawn(weight_OI),
-                        .original = drawn(original_OI)});
+                        .values = drawn(weight_OI, num_drawn),
+                        .original = drawn(original_OI, num_drawn)});
     }
     step();
   }
