@@ -1,11 +1,17 @@
 """Writes what the libraries that define a format make of a model's quantized linears.
 
-usage: read_by_others.py MODEL_DIR OUT.safetensors
+usage: read_by_others.py MODEL_DIR...
 
-transformers loads the model beside gptqmodel (GPTQ, AWQ) or bitsandbytes. OUT holds each quantized linear as
-NAME.weight [O, I], as the library's own layer or function expands it: float16 of gptqmodel, float32 of bitsandbytes.
+transformers loads each model beside gptqmodel (GPTQ, AWQ) or bitsandbytes. MODEL_DIR.read.safetensors holds each
+quantized linear as NAME.weight [O, I], as the library's own layer or function expands it: float16 of gptqmodel, float32
+of bitsandbytes. One process reads many models, since importing the libraries takes longer than reading one.
 """
+import os
 import sys
+
+# gptqmodel compiles its layers by TorchInductor, whose kernel for AVX2 (PyTorch 2.11) aborts over an index out of
+# bounds: "0 <= tmp7 < 2". Layers that are not compiled compute the same.
+os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
 import torch
 import transformers
@@ -43,18 +49,19 @@ def weight_of(module):
     return module.dequantize_weight().T if hasattr(module, "dequantize_weight") else None
 
 
-def main(directory, out_file):
+def read(directory):
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, **config_of(directory))
     tensors = {}  # before the model computes: bitsandbytes then moves its scales elsewhere
     for name, module in model.named_modules():
         weight = weight_of(module)
         if weight is not None:
             tensors[name + ".weight"] = weight.detach().clone().contiguous()
-    assert tensors, "the library replaced no linear"
+    assert tensors, f"{directory}: the library replaced no linear"
     with torch.no_grad():
         logits = model.eval()(torch.arange(3, 11).unsqueeze(0)).logits
-    assert torch.isfinite(logits).all(), "the library computes no numbers"
-    save_file(tensors, out_file)
+    assert torch.isfinite(logits).all(), f"{directory}: the library computes no numbers"
+    save_file(tensors, directory + ".read.safetensors")
 
 
-main(*sys.argv[1:])
+for model_directory in sys.argv[1:]:
+    read(model_directory)
