@@ -126,7 +126,7 @@ check:
 
 run-tests: check
 	@$(MAKE) --no-print-directory compile TARGETS="all" TESTS=ON
-	@cd build && OMP_WAIT_POLICY=passive ctest --output-on-failure -j $(JOBS)
+	@OMP_WAIT_POLICY=passive tests/run_batched.py --jobs $(JOBS) build
 	@$(MAKE) --no-print-directory sanitize
 
 # A folder of its own, since clang does not read GCC's precompiled headers. One generated source alone is compiled.
@@ -157,5 +157,5 @@ sanitize:
 	@cmake -S . -B build-sanitize -G Ninja -DPARE_RUNTIME_ONLY=ON -DPARE_SANITIZE=address,undefined \
 	  >build/sanitize.log || { cat build/sanitize.log; exit 1; }
 	@cmake --build build-sanitize -j $(JOBS)
-	@cd build-sanitize && OMP_WAIT_POLICY=passive ctest --output-on-failure -j $(JOBS) \
-	  $(if $(PARE_TEST_FULL),,-E '$(SLOW_WHEN_SANITIZED)')
+	@OMP_WAIT_POLICY=passive tests/run_batched.py --jobs $(JOBS) \
+	  $(if $(PARE_TEST_FULL),,--exclude '$(SLOW_WHEN_SANITIZED)') build-sanitize

@@ -48,7 +48,8 @@ struct Sizes {
   int64_t largest_block = 0;        // weights of the largest block
   int64_t table_weights = 0;        // weights of the embedding and the untied head
   int64_t packed_excess_bytes = 0;  // the excess of the output's weights in the runtime's memory over their stored size
-  RuntimeInputs output_inputs;      // the source's are floats
+  std::optional<int64_t> evaluated_bytes;  // as in Workload
+  RuntimeInputs output_inputs;             // the source's are floats
 };
 
 // Returns a guess of the number of outlier columns, which calibration will find later.
@@ -268,7 +269,8 @@ int64_t evaluation_bytes(const runtime::ModelDescription& model, const Sizes& si
            runtime::forward_work_bytes(model, workload, inputs.as_codes, inputs.whole_sequences);
   };
   const int64_t own_bytes = work_bytes(sizes.output_inputs);
-  const int64_t own_weights = weights_bytes(sizes.output_bytes, sizes.packed_excess_bytes);
+  const int64_t own_weights = sizes.evaluated_bytes ? weights_bytes(*sizes.evaluated_bytes)
+                                                    : weights_bytes(sizes.output_bytes, sizes.packed_excess_bytes);
   const int64_t bytes = own_weights + own_bytes + evaluation.held_bytes +
                         std::min(workload.most_roof_bytes,
                                  std::max(own_weights, evaluation.reference ? weights_bytes(sizes.source_bytes) : 0));
@@ -283,7 +285,8 @@ int64_t evaluation_bytes(const runtime::ModelDescription& model, const Sizes& si
 double evaluation_seconds(int64_t num_weights, const Sizes& sizes, const runtime::EvaluationExtent& evaluation,
                           double matmul_rate) {
   const double num_models = evaluation.reference ? 2.0 : 1.0;
-  const int64_t read_bytes = sizes.output_bytes + (evaluation.reference ? sizes.source_bytes : 0);
+  const int64_t read_bytes =
+      sizes.evaluated_bytes.value_or(sizes.output_bytes) + (evaluation.reference ? sizes.source_bytes : 0);
   return 2.0 * num_models * static_cast<double>(evaluation.num_tokens) * static_cast<double>(num_weights) /
              matmul_rate / kEvaluationEfficiency +
          static_cast<double>(evaluation.num_new_tokens) * static_cast<double>(read_bytes) / kWeightBytesPerSecond;
@@ -294,7 +297,8 @@ double evaluation_seconds(int64_t num_weights, const Sizes& sizes, const runtime
 Prediction predict(const RunPlan& plan, const runtime::Checkpoint& checkpoint, const Workload& workload,
                    int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate) {
   const runtime::ModelDescription& model = checkpoint.description();
-  const Sizes sizes = measure_sizes(plan, checkpoint, workload.linear_bytes);
+  Sizes sizes = measure_sizes(plan, checkpoint, workload.linear_bytes);
+  sizes.evaluated_bytes = workload.evaluated_bytes;
   const Operations operations = count_operations(plan, model, workload);
   const int64_t survey_memory =
       workload.survey ? LeaveOneOut::size_bytes(checkpoint, workload.survey->extent, workload.num_threads) : 0;
@@ -428,8 +432,8 @@ Prediction predict_encoder(const RunPlan& plan, const runtime::Checkpoint& check
   }
   const int64_t batch_bytes = std::max(runtime::Encoder::kBatchRows, model.context_length) *
                               (model.hidden_size * 4 + runtime::encoder_row_bytes(model));
-  const int64_t evaluation_bytes =
-      libraries + sizes.output_bytes + sizes.source_bytes + 2 * batch_bytes + 2 * num_evaluated * model.hidden_size * 4;
+  const int64_t evaluation_bytes = libraries + workload.evaluated_bytes.value_or(sizes.output_bytes) +
+                                   sizes.source_bytes + 2 * batch_bytes + 2 * num_evaluated * model.hidden_size * 4;
   const int64_t least = std::max(walk_bytes, num_evaluated > 0 ? evaluation_bytes : 0);
   if (least > max_memory_bytes) {
     throw std::invalid_argument("--max-memory " + runtime::format_bytes(max_memory_bytes) +

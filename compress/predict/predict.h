@@ -26,7 +26,8 @@ struct Workload {
   int num_threads = 1;
   std::optional<SurveyExtent> survey = {};
   ExpertTokens experts = ExpertTokens::routed;
-  std::optional<int64_t> linear_bytes = {};  // the bytes that a budget gives the blocks' linears
+  std::optional<int64_t> linear_bytes = {};     // the bytes that a budget gives the blocks' linears
+  std::optional<int64_t> evaluated_bytes = {};  // of the weights that evaluations read, where they are not as stored
   bool walks() const { return num_windows > 0; }
 };
 
@@ -40,6 +41,7 @@ struct EncoderWorkload {
   int64_t longest_text = 0;        // of those texts, in tokens
   std::vector<runtime::EvaluationExtent> evaluations = {};
   int num_threads = 1;
+  std::optional<int64_t> evaluated_bytes = {};  // as in Workload
 };
 // Predicts an encoder's run, whose states lie in memory.
 Prediction predict_encoder(const RunPlan& plan, const runtime::Checkpoint& checkpoint, const EncoderWorkload& workload,

@@ -274,6 +274,7 @@ void prepare(const PhaseInput& input, const RunOptions& options, Phase& phase) {
   if (phase.recipe.budget) {
     phase.plan.budget_bytes = budget_bytes(*phase.recipe.budget, phase.plan, phase.checkpoint);
   }
+  phase.data.evaluated_bytes = evaluated_bytes(phase);
   phase.prediction = phase.kind->predict(phase.recipe, phase.plan, phase.data, run_limits(options, phase.num_threads));
   predict_form(phase);
   for (const std::string& line : to_lines(phase.prediction)) phase.progress.print(line);

@@ -35,6 +35,7 @@ class DecoderKind : public ModelKind {
       workload.survey = {survey_extent(plan, *data.survey, survey_options(recipe)), static_cast<int64_t>(num_bits) * 4};
     }
     workload.evaluations = evaluation_extents(recipe, data);
+    workload.evaluated_bytes = data.evaluated_bytes;
     if (recipe.budget) workload.linear_bytes = plan.budget_bytes;
     return compress::predict(plan, checkpoint_, workload, limits.held_bytes, limits.max_memory_bytes,
                              limits.matmul_rate);

@@ -53,6 +53,7 @@ class EncoderKind : public ModelKind {
       }
     }
     workload.evaluations = evaluation_extents(recipe, data);
+    workload.evaluated_bytes = data.evaluated_bytes;
     return predict_encoder(plan, checkpoint_, workload, limits.held_bytes, limits.max_memory_bytes, limits.matmul_rate);
   }
 

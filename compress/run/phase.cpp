@@ -222,6 +222,12 @@ void plan_result(Phase& phase) {
   phase.verdicts = judge_form(phase.plan, phase.planned_file, judge);
 }
 
+std::optional<int64_t> evaluated_bytes(const Phase& phase) {
+  if (!phase.has_other_form()) return std::nullopt;
+  if (phase.planned_file) return decoded_bytes(*phase.planned_file);
+  return form_bytes(phase.recipe, phase.planned_file, phase.checkpoint, 0);
+}
+
 void predict_form(Phase& phase) {
   if (!phase.has_other_form()) return;
   Prediction& prediction = phase.prediction;

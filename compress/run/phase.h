@@ -70,6 +70,8 @@ void check_unchanged(const Phase& phase);
 
 // Before any work: what the result will be written as, and who loads it. Throws what plan_form throws.
 void plan_result(Phase& phase);
+// Returns the bytes of the weights that evaluations read of a result in another form; nullopt for others.
+std::optional<int64_t> evaluated_bytes(const Phase& phase);
 // Adds to the prediction what another form of the result takes.
 void predict_form(Phase& phase);
 // Who loads the run's result: of its last phase alone. is_stand_in: what that one starts from is not there yet, and

@@ -36,6 +36,7 @@ struct RunData {
   std::optional<runtime::ScoredWindows> survey;                          // what sensitivities are measured on
   std::vector<std::shared_ptr<const runtime::Measurement>> evaluations;  // of each of the recipe's
   std::optional<runtime::EvaluationExtent> benchmark;                    // what it takes
+  std::optional<int64_t> evaluated_bytes;                                // as in Workload
   std::vector<std::string> events;  // what the recipe asks of the data and they do not have, in words
   EarlierPhases earlier;            // of the run
 };

@@ -14,13 +14,13 @@ class GgufFile;
 
 // The keys tokenizer.ggml.* of a file.
 struct GgufVocabulary {
-  std::string where;                // the file, for messages
-  std::string model;                // "gpt2": byte-level BPE; "llama": SentencePiece BPE
-  std::string pre;                  // the pre-tokenizer's name, for "gpt2" only; empty: GPT-2's
+  std::string where;  // the file, for messages
+  std::string model;  // "gpt2": BPE, most often byte-level; "gemma4": BPE of characters; "llama": SentencePiece
+  std::string pre;    // the pre-tokenizer's name, for "gpt2" only; empty: GPT-2's
   std::vector<std::string> tokens;  // by id
   std::vector<int64_t>
       token_types;  // 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; empty: all normal
-  std::vector<std::string> merges;  // "left right"; for "gpt2"
+  std::vector<std::string> merges;  // "left right"; for "gpt2" and "gemma4"
   std::vector<double> scores;       // for "llama": the merge whose result has the highest score comes first
   std::optional<int64_t> bos_token, eos_token, unknown_token;
   std::optional<bool> add_bos, add_eos, add_space_prefix;  // unset: llama.cpp's defaults for model and pre
@@ -29,7 +29,8 @@ struct GgufVocabulary {
 // Throws std::runtime_error if a key is missing or of the wrong type.
 GgufVocabulary read_gguf_vocabulary(const GgufFile& file);
 
-// Returns the names of tokenizer.ggml.pre whose rules pare and llama.cpp share. Several may have equal rules.
+// Returns the names of tokenizer.ggml.pre for byte-level BPE whose rules pare and llama.cpp share. Several may have
+// equal rules.
 std::vector<std::string> gguf_pre_tokenizers();
 
 // Returns the special tokens that the file names by ids of its vocabulary: their names in tokenizer_config.json, as

@@ -13,7 +13,7 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/visible_text.h"
-#include "runtime/tokenizer/json_node.h"
+#include "runtime/text/json_node.h"
 #include "runtime/tokenizer/tokenizer_class.h"
 
 namespace pare::runtime {

@@ -5,8 +5,8 @@
 
 #include "runtime/system/json_text.h"
 #include "runtime/system/visible_text.h"
+#include "runtime/text/json_node.h"
 #include "runtime/text/unicode.h"
-#include "runtime/tokenizer/json_node.h"
 
 namespace pare::runtime {
 namespace {

@@ -349,7 +349,8 @@ TEST_F(Extension, AScalingSaysBeforeWhichRoundingItStands) {
       "passes:\n  - test_tilt: {}\n  - rtn: {bits: 8, group_size: -1}\n    layers: {override: {\"*.down_proj\": "
       "{symmetric: false}}}\n",
       "tilted");
-  for (const auto& layer : nlohmann::json::parse(std::ifstream(folder_ / "tilted" / "pare.json")).at("layers")) {
+  const nlohmann::json manifest = nlohmann::json::parse(std::ifstream(folder_ / "tilted" / "pare.json"));
+  for (const auto& layer : manifest.at("layers")) {
     const bool is_down = layer.at("name").get<std::string>().ends_with("down_proj");
     EXPECT_EQ(layer.contains("scaling"), !is_down) << layer;
   }

@@ -181,7 +181,8 @@ TEST_F(ModelCards, TakesThePlaceOfTheSourcesCard) {
   // The figures are those that were measured.
   const Json report = Json::parse(read_text_file(folder_ / "out" / "report.json"));
   const Json& perplexity = report.at("perplexity").at(0);
-  for (const Json& figure : manifest_of("out").at("evaluations").at(0).at("figures")) {
+  const Json manifest = manifest_of("out");
+  for (const Json& figure : manifest.at("evaluations").at(0).at("figures")) {
     EXPECT_EQ(figure.at("value"), perplexity.at(figure.at("name").get<std::string>())) << figure;
     char shown[40];
     std::snprintf(shown, sizeof(shown), "%.*f", figure.at("decimals").get<int>(), figure.at("value").get<double>());

@@ -259,7 +259,8 @@ TEST_F(TrainModel, PackedLayersThatAreExcludedKeepWhatBfloat16DoesNot) {
     num_packed += is_excluded && !before.stored_scheme(linear)->has_own_tensor();
   }
   EXPECT_GT(num_packed, 0);
-  for (const Json& layer : Json::parse(read_file(folder_ / "partly" / "pare.json")).at("layers")) {
+  const Json manifest = Json::parse(read_file(folder_ / "partly" / "pare.json"));
+  for (const Json& layer : manifest.at("layers")) {
     const std::string name = layer.at("name");
     if (!name.ends_with("up_proj")) continue;
     EXPECT_EQ(layer.at("relative_error").get<double>(), 0.0) << name;

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "runtime/files/gguf.h"
 #include "runtime/files/safetensors.h"
+#include "runtime/model/checkpoint.h"
 #include "runtime/system/atomic_file.h"
 #include "tests/compress/run_pare.h"
 #include "tests/places.h"
@@ -197,6 +199,24 @@ TEST_F(WrittenForm, ADryRunSaysWhoLoadsTheFileAndWritesNothing) {
   for (const Json& tensor : made.at("written_as").at("tensors")) num_bytes += tensor.at("bytes").get<int64_t>();
   const Outcome planned = run("other", "container: q4_0\n" + kFourBits, {"--dry-run", "--json"});
   EXPECT_EQ(Json::parse(planned.out).at("predicted_output_bytes").get<int64_t>(), num_bytes);
+}
+
+// Evaluations read what the form holds, and not the codes that the passes have made.
+TEST_F(WrittenForm, APlanCountsTheWeightsThatEvaluationsRead) {
+  const auto evaluated = [&](const std::string& container) {
+    const Outcome plan = run("out", container + kFourBits + evaluation(), {"--dry-run", "--json"});
+    EXPECT_EQ(plan.status, 0) << plan.err;
+    std::map<std::string, int64_t> memory;
+    const Json said = Json::parse(plan.out);
+    for (const Json& stage : said.at("stages")) memory[stage.at("stage")] = stage.at("memory_bytes").get<int64_t>();
+    return memory.at("evaluate") - memory.at("write and verify");  // which counts the program alone
+  };
+  int64_t source = 0;
+  const Checkpoint checkpoint = Checkpoint::open(at("model"));
+  for (const std::string& name : checkpoint.tensor_names()) source += checkpoint.layout(name).num_bytes();
+  EXPECT_GE(evaluated("container: dense\n"), 2 * source);  // the result, and the source beside it
+  EXPECT_LT(evaluated(""), evaluated("container: dense\n"));
+  EXPECT_EQ(evaluated("container: q4_0\n"), evaluated("container: f16\n"));  // 16 bits, as both are decoded
 }
 
 // Blocks that are finished serve the same recipe again, and no recipe of another container.

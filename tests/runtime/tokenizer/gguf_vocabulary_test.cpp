@@ -162,7 +162,12 @@ TEST(GgufVocabulary, OtherNamesOfPreTokenizersSplitAsTheirFamiliesDo) {
                                                                 {"hunyuan-dense", {257, '1'}},
                                                                 {"glm5", {257, '1'}},
                                                                 {"minimax-m2", {257, '1'}},
-                                                                {"poro-chat", {256, 256}}};
+                                                                {"poro-chat", {256, 256}},
+                                                                {"superbpe", {'1', 257}},
+                                                                {"afmoe", {'1', 257}},
+                                                                {"chameleon", {'1', '1', '1', '1'}},
+                                                                {"jina-v2-code", {256, 256}},
+                                                                {"granite-embed-multi-97m", {257, '1'}}};
   for (const auto& [pre, ids] : expected) {
     vocabulary.pre = pre;
     const std::string file = make_tokenizer_json(vocabulary);
@@ -171,6 +176,48 @@ TEST(GgufVocabulary, OtherNamesOfPreTokenizersSplitAsTheirFamiliesDo) {
     const TemporaryFolder folder;
     write_file_atomically(folder.path() / "tokenizer.json", file);
     SCOPED_TRACE(pre);
+    expect_as_oracle(tokenizer, ask_oracle("encode", folder.path() / "tokenizer.json", texts), texts);
+  }
+}
+
+// BPE of characters: spaces are U+2581, no word ends a merge, and what is no token is spelled in bytes. "gemma4" is a
+// model of its own; other files are of the model "gpt2" and name such a pre-tokenizer.
+TEST(GgufVocabulary, RawPreTokenizersMergeAcrossWordsAndFallBackToBytes) {
+  GgufVocabulary vocabulary;
+  vocabulary.where = "t.gguf";
+  vocabulary.tokens = {"<unk>"};
+  vocabulary.token_types = {2};
+  constexpr char kDigits[] = "0123456789ABCDEF";
+  for (int byte = 0; byte < 256; ++byte) {
+    vocabulary.tokens.push_back(std::string("<0x") + kDigits[byte / 16] + kDigits[byte % 16] + ">");
+    vocabulary.token_types.push_back(6);
+  }
+  const std::vector<std::string> plain = {"a", "b", "\u2581", "\n", "ab", "\u2581a", "b\u2581a", "\n\n"};
+  for (const std::string& token : plain) {
+    vocabulary.tokens.push_back(token);
+    vocabulary.token_types.push_back(1);
+  }
+  vocabulary.tokens.push_back("<a b>");
+  vocabulary.token_types.push_back(4);
+  vocabulary.unknown_token = 0;
+  vocabulary.merges = {"\u2581 a", "b \u2581a", "a b", "\n \n"};
+  const int32_t a = 257, ab = 261, b_a = 263, lines = 264, added = 265;
+  const std::vector<std::pair<std::string, std::vector<int32_t>>> expected = {{"ab ab", {a, b_a, 258}},
+                                                                              {"ab", {ab}},
+                                                                              {"a\n\na", {a, lines, a}},
+                                                                              {"a\u00e9", {a, 1 + 0xc3, 1 + 0xa9}},
+                                                                              {"a<a b>", {a, added}}};
+  std::vector<std::string> texts = awkward_texts(200, {"ab ab", "a\n\nb a", "\u00e9 a<a b>b"});
+  for (const auto& [model, pre] : std::vector<std::pair<std::string, std::string>>{
+           {"gemma4", ""}, {"gpt2", "gemma4"}, {"gpt2", "sarvam-moe"}, {"gpt2", "granite-embed-multi-311m"}}) {
+    SCOPED_TRACE(model + " " + pre);
+    vocabulary.model = model;
+    vocabulary.pre = pre;
+    const std::string file = make_tokenizer_json(vocabulary);
+    const Tokenizer tokenizer = Tokenizer::parse(file, "t");
+    for (const auto& [text, ids] : expected) EXPECT_EQ(tokenizer.encode(text, false), ids) << text;
+    const TemporaryFolder folder;
+    write_file_atomically(folder.path() / "tokenizer.json", file);
     expect_as_oracle(tokenizer, ask_oracle("encode", folder.path() / "tokenizer.json", texts), texts);
   }
 }

@@ -1,4 +1,4 @@
-#include "runtime/tokenizer/json_node.h"
+#include "runtime/text/json_node.h"
 
 #include <nlohmann/json.hpp>
 #include <stdexcept>

@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Runs the tests that ctest lists, those of one suite together in one process.
+
+usage: run_batched.py [--jobs N] [--include REGEX] [--exclude REGEX] BUILD_DIR
+
+ctest starts a process for every test. A process takes 0.3 s of a core until LibTorch is loaded, and half a second under
+AddressSanitizer, which for thousands of tests is longer than what they do. Here one process runs up to 24 tests of a
+suite. What fails or ends such a process runs once more by itself, and that counts: its output is shown, and a test that
+only fails beside others is told apart. Tests that are no GoogleTest, or have properties of their own, go to ctest.
+
+REGEX is searched for in a test's name, as ctest's -R and -E do. The status is 1 if a test failed, and 2 for mistakes.
+"""
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+LARGEST_BATCH = 24
+PLAIN_PROPERTIES = {"WORKING_DIRECTORY", "SKIP_REGULAR_EXPRESSION", "TIMEOUT", "DISABLED"}
+
+
+class Test:
+    def __init__(self, name, properties, command):
+        self.name = name
+        self.program = command[0]
+        self.gtest_name = next((word.split("=", 1)[1] for word in command if word.startswith("--gtest_filter=")), None)
+        self.folder = properties.get("WORKING_DIRECTORY")
+        self.timeout = properties.get("TIMEOUT", 1500)
+        self.is_disabled = properties.get("DISABLED", False)
+        self.is_plain = self.gtest_name is not None and len(command) == 3 and set(properties) <= PLAIN_PROPERTIES
+
+    @property
+    def suite(self):
+        return self.program, self.gtest_name.split(".")[0]
+
+
+def list_tests(build, include, exclude):
+    told = subprocess.run(["ctest", "--show-only=json-v1"], cwd=build, check=True, capture_output=True, text=True)
+    tests = []
+    for entry in json.loads(told.stdout)["tests"]:
+        if include and not re.search(include, entry["name"]):
+            continue
+        if exclude and re.search(exclude, entry["name"]):
+            continue
+        properties = {each["name"]: each["value"] for each in entry["properties"]}
+        tests.append(Test(entry["name"], properties, entry.get("command", ["?"])))
+    return tests
+
+
+def batches_of(tests):
+    """Tests of one suite, in their order. Long suites come first, so that no core is left with one of them."""
+    suites = {}
+    for test in tests:
+        suites.setdefault(test.suite, []).append(test)
+    batches = []
+    for suite in sorted(suites.values(), key=len, reverse=True):
+        batches += [suite[i:i + LARGEST_BATCH] for i in range(0, len(suite), LARGEST_BATCH)]
+    return batches
+
+
+def run_process(tests):
+    """Returns {gtest name: (result, seconds)} of those that came to an end, and all output."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder) / "report.json"
+        command = [tests[0].program, "--gtest_filter=" + ":".join(test.gtest_name for test in tests),
+                   "--gtest_also_run_disabled_tests", f"--gtest_output=json:{report}"]
+        try:
+            done = subprocess.run(command, cwd=tests[0].folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                  timeout=sum(test.timeout for test in tests))
+            output, status = done.stdout.decode(errors="replace"), done.returncode
+        except subprocess.TimeoutExpired as error:
+            return {}, (error.stdout or b"").decode(errors="replace") + "\nTimeout"
+        if not report.exists():
+            return {}, output + f"\nthe process ended with status {status}"
+        results = {}
+        for suite in json.loads(report.read_text())["testsuites"]:
+            for test in suite["testsuite"]:
+                result = "Failed" if test.get("failures") else {"SKIPPED": "Skipped"}.get(test["result"], "Passed")
+                results[f'{suite["name"]}.{test["name"]}'] = result, float(test["time"].rstrip("s"))
+        # A test whose process fails after its report, as sanitizers have it, has not passed.
+        if status != 0 and all(result != "Failed" for result, _ in results.values()):
+            return {}, output + f"\nthe process ended with status {status}"
+        return results, output
+
+
+def run_batch(tests):
+    """Returns [(test, result, seconds, output)]."""
+    results, _ = run_process(tests)
+    outcomes = []
+    for test in tests:
+        result, seconds = results.get(test.gtest_name, ("Failed", 0.0))
+        output = ""
+        if result == "Failed":
+            alone, output = run_process([test])
+            again, seconds = alone.get(test.gtest_name, ("Failed", seconds))
+            if again != "Failed" and test.gtest_name in results:
+                result = "Failed beside others of its suite, and not alone"
+            elif again != "Failed":
+                result = again  # another test ended the process that it was in
+        outcomes.append((test, result, seconds, output))
+    return outcomes
+
+
+def run_others(build, tests, jobs):
+    """Returns ctest's status and output for tests that only ctest knows how to run."""
+    names = "|".join(re.escape(test.name) for test in tests)
+    done = subprocess.run(["ctest", "--output-on-failure", "-j", str(jobs), "-R", f"^({names})$"], cwd=build,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, done.stdout
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--include")
+    parser.add_argument("--exclude")
+    asked = parser.parse_args()
+    start = time.monotonic()
+    tests = [test for test in list_tests(asked.build, asked.include, asked.exclude) if not test.is_disabled]
+    if not tests:
+        sys.exit(2)
+    others = [test for test in tests if not test.is_plain]
+    plain = [test for test in tests if test.is_plain]
+    failed, skipped, seconds_of = [], [], []
+    with concurrent.futures.ThreadPoolExecutor(asked.jobs) as pool:
+        of_others = pool.submit(run_others, asked.build, others, 1) if others else None
+        for future in concurrent.futures.as_completed([pool.submit(run_batch, batch) for batch in batches_of(plain)]):
+            for test, result, seconds, output in future.result():
+                seconds_of.append((seconds, test.name))
+                if result == "Skipped":
+                    skipped.append(test.name)
+                elif result != "Passed":
+                    failed.append((test.name, result))
+                    print(output, flush=True)
+        status, told = of_others.result() if of_others else (0, "")
+    if told:
+        print(told)
+    for seconds, name in sorted(seconds_of, reverse=True)[:10]:
+        print(f"{seconds:8.1f} s  {name}")
+    print(f"{len(plain) - len(failed)} of {len(plain)} tests passed in batches, {len(skipped)} of them skipped; "
+          f"{time.monotonic() - start:.0f} s with ctest's {len(others)}")
+    if failed:
+        print("\nThe following tests FAILED:")
+        for name, result in failed:
+            print(f"\t- {name} ({result})")
+    sys.exit(1 if failed or status else 0)
+
+
+if __name__ == "__main__":
+    main()
