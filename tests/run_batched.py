@@ -53,15 +53,16 @@ def list_tests(build, include, exclude):
     return tests
 
 
-def batches_of(tests):
-    """Tests of one suite, in their order. Long suites come first, so that no core is left with one of them."""
+def batches_of(tests, seconds):
+    """Tests of one suite, in their order. Long batches come first, so that no core is left with one of them: by the
+    seconds of the last run, or by their number."""
     suites = {}
     for test in tests:
         suites.setdefault(test.suite, []).append(test)
     batches = []
-    for suite in sorted(suites.values(), key=len, reverse=True):
+    for suite in suites.values():
         batches += [suite[i:i + LARGEST_BATCH] for i in range(0, len(suite), LARGEST_BATCH)]
-    return batches
+    return sorted(batches, key=lambda batch: sum(seconds.get(test.name, 1.0) for test in batch), reverse=True)
 
 
 def run_process(tests):
@@ -128,12 +129,16 @@ def main():
         sys.exit(2)
     others = [test for test in tests if not test.is_plain]
     plain = [test for test in tests if test.is_plain]
-    failed, skipped, seconds_of = [], [], []
+    failed, skipped = [], []
+    record = pathlib.Path(asked.build) / "Testing" / "seconds.json"
+    seconds_of = json.loads(record.read_text()) if record.exists() else {}
+    ran = {}
     with concurrent.futures.ThreadPoolExecutor(asked.jobs) as pool:
         of_others = pool.submit(run_others, asked.build, others, 1) if others else None
-        for future in concurrent.futures.as_completed([pool.submit(run_batch, batch) for batch in batches_of(plain)]):
+        batches = [pool.submit(run_batch, batch) for batch in batches_of(plain, seconds_of)]
+        for future in concurrent.futures.as_completed(batches):
             for test, result, seconds, output in future.result():
-                seconds_of.append((seconds, test.name))
+                ran[test.name] = seconds
                 if result == "Skipped":
                     skipped.append(test.name)
                 elif result != "Passed":
@@ -142,8 +147,10 @@ def main():
         status, told = of_others.result() if of_others else (0, "")
     if told:
         print(told)
-    for seconds, name in sorted(seconds_of, reverse=True)[:10]:
-        print(f"{seconds:8.1f} s  {name}")
+    record.parent.mkdir(exist_ok=True)
+    record.write_text(json.dumps(seconds_of | ran))
+    for name in sorted(ran, key=ran.get, reverse=True)[:10]:
+        print(f"{ran[name]:8.1f} s  {name}")
     print(f"{len(plain) - len(failed)} of {len(plain)} tests passed in batches, {len(skipped)} of them skipped; "
           f"{time.monotonic() - start:.0f} s with ctest's {len(others)}")
     if failed:
