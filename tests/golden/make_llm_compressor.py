@@ -3,7 +3,8 @@
 Each folder holds config.json and model.safetensors as the program wrote them, and what transformers makes of them with
 compressed-tensors, in float32 with eager attention: dense.safetensors (weights of some linears, [O, I]), logits.npy
 ([2, 32, V], of the windows in ids.npy) and, where inputs are rounded, plain_logits.npy, in which they are not. Keys and
-values are as they are in both; kv_logits.npy has them rounded, where the model says so. Of what no reader of ours takes there is config.json alone.
+values are as they are in both; kv_logits.npy has them rounded, where the model says so. Of what no reader of ours takes
+there is config.json alone.
 
     w4a16               GPTQ, preset W4A16, which orders columns by activation (actorder static)
     w4a16_asym          GPTQ, preset W4A16_ASYM
@@ -188,10 +189,11 @@ def write_answers(folder):
             expand_experts(folder, module, name)
     logits = logits_of(model, ids)  # the first call expands the weights
     dense, attentions = {}, []
+    checked = tuple(CHECKED) + (("mlp.down_proj",) if folder.name == "mixed" else ())
     for name, module in model.named_modules():
         if name.endswith("self_attn") and hasattr(module, "quantization_scheme"):
             attentions.append(module)
-        if name.endswith(tuple(CHECKED) + ("down_proj",) * (folder.name == "mixed")) and hasattr(module, "quantization_scheme"):
+        if name.endswith(checked) and hasattr(module, "quantization_scheme"):
             dense[name + ".weight"] = module.weight.detach().float().contiguous()
         if name.endswith(".experts"):
             dense[name + ".1.down_proj.weight"] = module.down_proj[1].detach().float().contiguous()

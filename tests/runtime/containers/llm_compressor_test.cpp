@@ -68,7 +68,7 @@ double rms_difference(std::span<const float> a, std::span<const float> b) {
 
 // Without rounded inputs this is the agreement in float32 that the project promises (transformer_test.cpp), relative to
 // the largest logit. With them a few values fall on the other side of an edge between two codes: the difference is at
-// most half of what rounding changes, where a wrong rule makes the square root of 2 of it (rounded_transformer_test.cpp).
+// most half of what rounding changes. A wrong rule makes the square root of 2 of it (rounded_transformer_test.cpp).
 TEST_P(LlmCompressorGolden, LogitsAreThoseOfTransformers) {
   constexpr double kTolerance = 1e-4, kFlips = 0.5;
   const TokenWindows windows = read_npy(golden("ids.npy"));
@@ -142,6 +142,8 @@ TEST(LlmCompressor, RoundedKeysAndValuesAreNoted) {
   EXPECT_NE(to_text(inspection, false).find(inspection.cache), std::string::npos);
   EXPECT_NE(to_json(inspection).find(inspection.cache), std::string::npos);
   EXPECT_EQ(inspect(golden("fp8")).cache, "");
+  const std::vector<float> rounded = read_golden_floats(golden("fp8_kv/kv_logits.npy"));
+  EXPECT_GT(rms_difference(read_golden_floats(golden("fp8_kv/logits.npy")), rounded), 0.0);
 }
 
 TEST(LlmCompressor, WhatIsNotReadIsRefusedByName) {
