@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "runtime/commands/small_files.h"
+#include "runtime/containers/compressed_tensors.h"
 #include "runtime/containers/container_table.h"
 #include "runtime/containers/stored_linear.h"
 #include "runtime/model/activation_sparsity.h"
@@ -137,7 +138,8 @@ std::string artifact_config(const runtime::Checkpoint& source, std::vector<runti
              : text;
 }
 
-bool is_second_copy(const runtime::Checkpoint& source, const std::string& tensor) {
+bool is_left_out(const runtime::Checkpoint& source, const std::string& tensor) {
+  if (source.quantization_method() == runtime::kCompressedTensors && runtime::is_of_rounded_cache(tensor)) return true;
   if (source.is_encoder()) return false;
   const runtime::ModelDescription& model = source.description();
   return model.tied_head && tensor == model.head.name + ".weight";
@@ -228,7 +230,7 @@ void assemble_hugging_face(const Parts& parts, const runtime::Checkpoint& source
   // Tensors that the passes left alone come straight from the source. Parts follow in order.
   std::vector<runtime::StreamedTensor> tensors;
   for (const std::string& name : source.tensor_names()) {
-    if (replaced.contains(name) || is_second_copy(source, name)) continue;
+    if (replaced.contains(name) || is_left_out(source, name)) continue;
     tensors.push_back(source_tensor(source, name, name));
   }
   for (const runtime::SafetensorsFile& file : files) {
@@ -273,7 +275,7 @@ void verify_hugging_face(const Parts& parts, const runtime::Checkpoint& source, 
     }
   }
   for (const std::string& name : source.tensor_names()) {
-    if (replaced.contains(name) || is_second_copy(source, name)) continue;
+    if (replaced.contains(name) || is_left_out(source, name)) continue;
     const runtime::TensorView before = source.tensor(name);
     check_equal(name, before.dtype, before.shape, before.data, "that of the source");
   }

@@ -24,8 +24,9 @@ void copy_small_files(const runtime::Checkpoint& source, const std::map<std::str
 std::string artifact_config(const runtime::Checkpoint& source, std::vector<runtime::StoredModule> modules,
                             std::vector<std::string> unquantized, const runtime::SparsityThresholds& thresholds);
 
-// Returns whether the tensor repeats the embedding, which also serves as the head. Such a tensor is not written.
-bool is_second_copy(const runtime::Checkpoint& source, const std::string& tensor);
+// Returns whether the tensor repeats the embedding, which also serves as the head, or belongs to the source's rounding
+// of keys and values, which no result of ours says. Such tensors are not written.
+bool is_left_out(const runtime::Checkpoint& source, const std::string& tensor);
 // Returns the source's tensor `name`, under the name `written`, read while it is written.
 runtime::StreamedTensor source_tensor(const runtime::Checkpoint& source, const std::string& name,
                                       const std::string& written);

@@ -358,7 +358,7 @@ class Exporter {
     if (is_own_card(directory, kCardName)) fs::remove(directory / kCardName);
     std::vector<runtime::StreamedTensor> tensors;
     for (const std::string& name : source_.tensor_names()) {
-      if (replaced_.contains(name) || is_second_copy(source_, name)) continue;
+      if (replaced_.contains(name) || is_left_out(source_, name)) continue;
       tensors.push_back(source_tensor(source_, name, name));
     }
     for (const runtime::SafetensorsFile& file : files_) {

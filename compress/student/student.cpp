@@ -215,7 +215,7 @@ std::vector<runtime::StreamedTensor> stream_tensors(const runtime::Checkpoint& t
   const std::string layers = before_layer(model);
   std::vector<runtime::StreamedTensor> tensors;
   for (const std::string& name : teacher.tensor_names()) {
-    if (is_second_copy(teacher, name)) continue;
+    if (is_left_out(teacher, name)) continue;
     std::string student_name = name, below_block;
     std::vector<int64_t> run;
     if (const std::optional<int64_t> layer = layer_of(layers, name)) {

@@ -228,7 +228,8 @@ NamedModel::NamedModel(const std::string& path, bool is_checked, const std::stri
       instead_(instead),
       console_(console),
       checkpoint_(is_checked ? open_described(directory(), instead, progress()) : Checkpoint::open(directory())) {
-  if (const std::string note = decoding_note(checkpoint_); !note.empty()) {
+  for (const std::string& note : {decoding_note(checkpoint_), cache_note(checkpoint_)}) {
+    if (note.empty()) continue;
     console_.progress().print("note: " + visible_line(path_.string()) + ": " + note);
   }
 }

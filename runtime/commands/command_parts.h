@@ -85,8 +85,8 @@ void refuse_output_inside(const std::filesystem::path& output, const std::filesy
 //   - Of a .gguf the header is imported first, and the weights later.
 class NamedModel {
  public:
-  // Prints decoding_note, where there is one. Throws what ModelDirectory and open_described throw; `instead` is passed
-  // to the latter. codes: as of ImportOptions, for a .gguf.
+  // Prints decoding_note and cache_note, where there are any. Throws what ModelDirectory and open_described throw;
+  // `instead` is passed to the latter. codes: as of ImportOptions, for a .gguf.
   NamedModel(const std::string& path, bool is_checked, const std::string& instead, Console& console,
              GgufCodes codes = GgufCodes::rounded);
 

@@ -5,6 +5,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "runtime/containers/compressed_tensors.h"
 #include "runtime/containers/mlx.h"
 #include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/files/gguf.h"
@@ -44,6 +45,11 @@ std::vector<LayerSparsity> inspect_sparsity(const Checkpoint& checkpoint) {
 
 }  // namespace
 
+std::string cache_note(const Checkpoint& checkpoint) {
+  if (checkpoint.quantization_method() != kCompressedTensors) return "";
+  return unrounded_cache_note(checkpoint.config_json());
+}
+
 std::string decoding_note(const Checkpoint& checkpoint) {
   if (checkpoint.quantization_method() != kMlx) return "";
   const auto is_bias = [](const std::string& name) { return name.ends_with(kMlxBiasesSuffix); };
@@ -73,6 +79,7 @@ Inspection inspect_checkpoint(const std::filesystem::path& path) {
   result.is_quantized = checkpoint.is_quantized();
   result.quantization_method = checkpoint.quantization_method();
   result.decoding = decoding_note(checkpoint);
+  result.cache = cache_note(checkpoint);
   for (const std::filesystem::path& file : checkpoint.weight_files()) {
     result.num_bytes += static_cast<int64_t>(std::filesystem::file_size(file));
   }
@@ -331,6 +338,7 @@ std::string to_json(const Inspection& inspection) {
     json["model"] = inspection.model ? model_json(*inspection.model) : encoder_json(*inspection.encoder);
     json["quantized"] = inspection.is_quantized;
     if (!inspection.decoding.empty()) json["decoded"] = inspection.decoding;
+    if (!inspection.cache.empty()) json["cache"] = inspection.cache;
     json["linear_parameters"] = inspection.sizes->linear_parameters;
     json["parameters"] = inspection.sizes->all_parameters;
     json["bits_per_weight_linears"] = inspection.sizes->linear_bits();
@@ -376,6 +384,7 @@ std::string to_text(const Inspection& inspection, bool list_tensors) {
     append_line(text, "family",
                 family + (inspection.is_quantized ? ", quantized (" + inspection.quantization_method + ")" : ""));
     if (!inspection.decoding.empty()) append_line(text, "decoded", inspection.decoding);
+    if (!inspection.cache.empty()) append_line(text, "cache", inspection.cache);
     if (inspection.model) {
       append_model(text, *inspection.model);
     } else {

@@ -35,6 +35,8 @@ int64_t linear_bytes(const Checkpoint& checkpoint, const std::vector<std::string
 // (TensorTable::decode_free_biases); "" if there are none. Reads the headers of the files. Throws what reading them
 // throws.
 std::string decoding_note(const Checkpoint& checkpoint);
+// Returns what is said of keys and values that config.json would have rounded; "" if it would not.
+std::string cache_note(const Checkpoint& checkpoint);
 
 struct TensorSummary {
   std::string name;
@@ -55,6 +57,7 @@ struct Inspection {
   std::vector<LayerSparsity> sparsity;        // checkpoint: the layers with a claim of sparsity
   SparsityThresholds sparsity_thresholds;     // checkpoint: of activation sparsity, by layer
   std::string decoding;                       // checkpoint: decoding_note
+  std::string cache;                          // checkpoint: cache_note
   std::string architecture;                   // gguf
   std::vector<EngineVerdict> engines;         // checkpoint and gguf: who loads it; filled by judge()
   int64_t num_windows = 0, num_tokens = 0;    // token windows

@@ -137,15 +137,22 @@ std::string compressed_tensors_problem(const PackScheme& scheme);
 std::vector<std::string> compressed_tensors_unread_by(Engine engine, const PackScheme& scheme);
 std::vector<std::string> compressed_tensors_read_only(Engine engine, const PackScheme& scheme);
 
+// Returns what is said of a model whose keys and values are to be rounded, for config.json as a whole; "" if they are
+// not.
+std::string unrounded_cache_note(const std::string& config_json);
+// Returns whether the tensor is a scale or a zero of rounded queries, keys or values.
+bool is_of_rounded_cache(std::string_view tensor);
+
 // A quantization_config as read. Lookup follows the package (utils/match.py). Ignored modules are not quantized.
 // Otherwise an exact name wins over a regular expression ("re:..."), which wins over a class name ("Linear",
 // "Embedding").
 class QuantizationConfig final : public ContainerConfig {
  public:
   // `json` is the object's text and `where` names its file. Throws std::invalid_argument for anything that this runtime
-  // does not support, and names it. Not supported are another quant_method or format, quantized outputs or KV cache,
-  // sparsity, blocks of other codes than fp8, other widths and unknown keys of a group. Input activations must have 8
-  // bits per token or tensor, or per 128 values of fp8, or be those of nvfp4.
+  // does not support, and names it. Not supported are another quant_method or format, quantized outputs, sparsity,
+  // rotations of inputs, blocks of other codes than fp8, other widths and unknown keys of a group. Input activations
+  // must have 8 bits per token or tensor, or per 128 values of fp8, or be those of nvfp4. A kv_cache_scheme of 8 bits
+  // is read, and rounds nothing (unrounded_cache_note).
   // max_steps bounds the total work of the regular expressions. The default takes seconds, and is ten times what
   // published lists need for a mixture of 50,000 layers.
   static QuantizationConfig parse(const std::string& json, const std::string& where, int64_t max_steps = 2'000'000'000);

@@ -310,6 +310,11 @@ InputFormat read_nvfp4_activations(const Json& arguments, const std::string& whe
 InputFormat read_activations(const Json& arguments, const std::string& where, const std::string& key) {
   if (arguments.is_null()) return {};
   check_argument_keys(arguments, where, key);
+  if (value_or_null(arguments, "strategy") == "group" &&
+      value_or_null(arguments, "scale_dtype") == find_float_format(&kMxfp4Code)->scale_dtype) {
+    fail_unsupported(where, key, arguments,
+                     "inputs that are not rounded to mxfp4 or mxfp8, as with the preset MXFP4A16");
+  }
   const Json& bits = value_or_null(arguments, "num_bits");
   const Json& strategy = value_or_null(arguments, "strategy");
   const bool is_float = is_float_type(arguments, where, key);
@@ -387,6 +392,34 @@ ConfigGroup read_group(const Json& group, const Json& file_format, const std::st
   return result;
 }
 
+// The scales are those of a cache with 8 bits. It is kept as it is here, which unrounded_cache_note says.
+void check_cache(const Json& cache, const std::string& where) {
+  if (cache.is_null()) return;
+  check_argument_keys(cache, where, "kv_cache_scheme");
+  const Json& bits = value_or_null(cache, "num_bits");
+  if (bits != 8) fail_unsupported(where, "kv_cache_scheme.num_bits", bits, "8, or no kv_cache_scheme");
+}
+
+// Rotations of weights, as SpinQuant's R1 and R2, stand in the weights that the file holds. The others are those of
+// inputs, queries, keys and outputs, which a model makes as it runs.
+void check_transforms(const Json& transforms, const std::string& where) {
+  if (transforms.empty()) return;
+  const std::string all = "transform_config.config_groups";
+  const Json& groups = value_or_null(transforms, "config_groups");
+  if (!groups.is_object()) fail(where, all, "expected an object" + found(groups));
+  for (const auto& [name, group] : groups.items()) {
+    const std::string key = all + "." + name.substr(0, 100) + ".apply";
+    const Json& places = value_or_null(group, "apply");
+    if (!places.is_array()) fail(where, key, "expected an array of objects" + found(places));
+    for (const Json& place : places) {
+      const Json& location = value_or_null(place, "location");
+      if (location == "weight_input" || location == "weight_output") continue;
+      fail_unsupported(where, key + ".location", location,
+                       "\"weight_input\" or \"weight_output\": rotations that are multiplied into the weights");
+    }
+  }
+}
+
 void check_top_level(const Json& config, const std::string& where) {
   const Json& method = value_or_null(config, "quant_method");
   if (method != kCompressedTensors) {
@@ -399,10 +432,8 @@ void check_top_level(const Json& config, const std::string& where) {
   if (!status.is_null() && status != "compressed" && status != "frozen") {
     fail_unsupported(where, "quantization_status", status, "\"compressed\"");
   }
-  const Json& cache = value_or_null(config, "kv_cache_scheme");
-  if (!cache.is_null()) fail_unsupported(where, "kv_cache_scheme", cache, "null (an unquantized KV cache)");
-  const Json& transforms = value_or_null(config, "transform_config");
-  if (!transforms.empty()) fail_unsupported(where, "transform_config", transforms, "none");
+  check_cache(value_or_null(config, "kv_cache_scheme"), where);
+  check_transforms(value_or_null(config, "transform_config"), where);
   const Json& sparsity = value_or_null(config, "sparsity_config");
   const bool is_dense = sparsity.is_object() && value_or_null(sparsity, "format") == "dense";
   if (!sparsity.empty() && !is_dense) fail_unsupported(where, "sparsity_config", sparsity, "none");
@@ -482,6 +513,19 @@ std::string quantization_config_json(std::span<const StoredModule> modules, std:
   config["config_groups"] = std::move(groups);
   config["version"] = kVersion;
   return json_text(config, 2);
+}
+
+std::string unrounded_cache_note(const std::string& config_json) {
+  const Json config = parse_json(config_json, "config.json");
+  if (value_or_null(value_or_null(config, "quantization_config"), "kv_cache_scheme").is_null()) return "";
+  return "keys and values are not rounded to 8 bits, as its kv_cache_scheme has it; eval --kv-bits 8 rounds them to "
+         "int8";
+}
+
+bool is_of_rounded_cache(std::string_view tensor) {
+  const std::string_view part = tensor.substr(tensor.rfind('.') + 1);
+  const bool is_of_attention = part.starts_with("q_") || part.starts_with("k_") || part.starts_with("v_");
+  return is_of_attention && (part.substr(2) == "scale" || part.substr(2) == "zero_point");
 }
 
 // Returns whether the module's weight is a dense one, with no scale beside it.

@@ -18,9 +18,10 @@ namespace {
 
 // Tensors that other programs store beside a model's own, and nobody needs: what can be computed, masks, and scales of
 // caches.
-constexpr std::array<std::string_view, 10> kBesides = {
-    "rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias",
-    "position_ids",        ".k_scale",   ".v_scale",          ".q_scale",        ".output_scale"};
+constexpr std::array<std::string_view, 12> kBesides = {
+    "rotary_emb.inv_freq", ".attn.bias",   ".attn.masked_bias", ".attention.bias", ".attention.masked_bias",
+    "position_ids",        ".k_scale",     ".v_scale",          ".q_scale",        ".output_scale",
+    ".k_zero_point",       ".v_zero_point"};
 
 struct Mismatch {
   std::string tensor;  // by its name in the files

@@ -15,6 +15,7 @@
 #include "tests/compress/export/export_fixture.h"
 #include "tests/compress/run_pare.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 
 namespace pare::test {
 using namespace runtime;
@@ -61,6 +62,29 @@ std::vector<Value> values_of(const TensorView& tensor) {
   std::vector<Value> values(tensor.data.size() / sizeof(Value));
   std::memcpy(values.data(), tensor.data.data(), tensor.data.size());
   return values;
+}
+
+// What llm-compressor says beside the weights: the scales of keys and values, and rotations that stand in the weights.
+TEST_F(Transcode, ScalesOfKeysAndValuesAreNotWritten) {
+  for (const std::string name : {"fp8_kv", "spinquant"}) {
+    fs::create_directories(at(name));
+    for (const char* const part : {"config.json", "model.safetensors"}) {
+      fs::copy(fs::path(kSourceFolder) / "tests/golden/llm_compressor" / name / part, at(name));
+    }
+  }
+  const SafetensorsFile source = file("fp8_kv");
+  ASSERT_TRUE(source.tensors().contains("model.layers.0.self_attn.k_scale"));
+  for (const std::string format : {"compressed-tensors", "dense", "gptq"}) {
+    export_to("fp8_kv", "kv-" + format, format);
+    const SafetensorsFile written = file("kv-" + format);
+    for (const auto& [name, view] : written.tensors()) {
+      EXPECT_FALSE(name.ends_with(".k_scale") || name.ends_with(".v_scale")) << format << " " << name;
+    }
+    const Json quantization = Json::parse(bytes("kv-" + format + "/config.json")).value("quantization_config", Json());
+    EXPECT_TRUE(!quantization.contains("kv_cache_scheme") || quantization["kv_cache_scheme"].is_null()) << format;
+  }
+  export_to("spinquant", "rotated", "compressed-tensors", "--lossless");
+  EXPECT_FALSE(Json::parse(bytes("rotated/config.json")).at("quantization_config").contains("transform_config"));
 }
 
 // AutoGPTQ and GPTQModel add 0x11111111 to the first version's words of 4 bits, which gives the second version's.

@@ -361,9 +361,14 @@ TEST(QuantizationConfig, EverythingUnsupportedIsRefusedByName) {
   refused("/quant_method", "gptq", {"'config.json'", "quant_method", "not supported by this runtime", "gptq"});
   refused("/format", "int-quantized", {"format", "not supported by this runtime", "int-quantized"});
   refused("/quantization_status", "initialized", {"quantization_status", "initialized"});
-  refused("/kv_cache_scheme", activations, {"kv_cache_scheme", "not supported by this runtime"});
+  refused("/kv_cache_scheme", activations, {"kv_cache_scheme.num_bits", "not supported by this runtime", "found 4"});
+  refused("/kv_cache_scheme", 8, {"kv_cache_scheme", "an object"});
+  refused("/kv_cache_scheme", {{"num_bits", 8}, {"bits", 8}}, {"kv_cache_scheme", "unknown key 'bits'"});
   refused("/sparsity_config", {{"format", "sparse-24-bitmask"}}, {"sparsity_config", "sparse-24-bitmask"});
   refused("/transform_config", {{"config_groups", 1}}, {"transform_config"});
+  refused("/transform_config", {{"config_groups", {{"R3", Json::object()}}}}, {"config_groups.R3.apply", "an array"});
+  const Json places = {{{"location", "weight_output"}}, {{"location", "q_attn"}}};
+  refused("/transform_config", {{"config_groups", {{"R3", {{"apply", places}}}}}}, {"R3.apply.location", "q_attn"});
   refused("/ignore", "lm_head", {"ignore", "array of strings"});
   refused("/config_groups", Json::object(), {"config_groups", "at least one"});
   refused("/config_groups/W4A16", {"Linear"}, {"config_groups.W4A16", "preset"});
