@@ -160,8 +160,8 @@ def main(programs):
         # Names are relative: the files say which matrix was used.
         for name, size in (("text", 2 * CONTEXT), ("imatrix.txt", 4000)):
             (folder / name).write_text("".join(random.choice([*"0123456789+-*/. "], size)))
-        run(programs / "llama-imatrix", "-m", "f32.gguf", "-f", "imatrix.txt", "-o", "imatrix.gguf", "-c", CONTEXT, "-b",
-            CONTEXT, "-t", 1, cwd=folder)
+        run(programs / "llama-imatrix", "-m", "f32.gguf", "-f", "imatrix.txt", "-o", "imatrix.gguf", "-c", CONTEXT,
+            "-b", CONTEXT, "-t", 1, cwd=folder)
         for name, kind, is_weighed, types in FILES:
             options = ["--imatrix", "imatrix.gguf"] if is_weighed else []
             for matrix, other in types.items():
