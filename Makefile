@@ -8,7 +8,9 @@
 #   make package    Debian packages and an archive, in build/packages
 #   make format  clang-format over our files
 #   make tidy    clang-tidy over all folders, without the tests (FOLDERS="runtime quant": these alone)
-#   make test-full   all tests, the slow ones too, bugs planted in kernels, and the runtime with ThreadSanitizer
+#   make test-full   all tests, the slow ones too, bugs planted in kernels, and the runtime for AArch64 and with
+#                    ThreadSanitizer
+#   make test-aarch64   the runtime for AArch64: its tests of kernels, logits and commands under QEMU
 #   make soak    kills, full disks, replaced and hostile files at random for MINUTES (10)
 #   make gpu-check   the CUDA backend on a GPU, and a page in docs/gpu that says what was found (STAGES="suite bench":
 #                    these alone; COMMIT=HASH where there is no git repository; PAGE=FILE for another place)
@@ -42,12 +44,12 @@ PREFIX ?= /usr/local
 SOURCES = $(shell find . \( -path './build*' -o -path ./models -o -path ./out -o -path './.*' \) -prune \
   -o -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -printf '%P\n' | sort)
 
-.PHONY: build demo install uninstall package test test-full test-includes test-isas gpu-check fuzz fuzz-long soak \
-  bench format check sanitize tidy clean setup-build setup-cuda setup-package setup-test setup-full setup-bench \
-  setup-tidy
+.PHONY: build demo install uninstall package test test-full test-aarch64 test-includes test-isas gpu-check fuzz \
+  fuzz-long soak bench format check sanitize tidy clean setup-build setup-cuda setup-package setup-test setup-full \
+  setup-aarch64 setup-bench setup-tidy
 .DEFAULT_GOAL := build
 
-setup-build setup-cuda setup-package setup-test setup-full setup-bench setup-tidy: setup-%:
+setup-build setup-cuda setup-package setup-test setup-full setup-aarch64 setup-bench setup-tidy: setup-%:
 	@.ci/setup $*
 
 # The included environment.mk may just have been written, so the real work is done by a second make that reads it.
@@ -77,7 +79,10 @@ test: setup-test
 test-full: setup-full
 	@PARE_TEST_FULL=1 $(MAKE) --no-print-directory run-tests
 	@python3 tests/cuda/mutants/run.py build --jobs $(JOBS)
+	@JOBS=$(JOBS) .ci/aarch64 all
 	@tests/thread/run
+test-aarch64: setup-aarch64
+	@JOBS=$(JOBS) .ci/aarch64
 soak: setup-test
 	@$(MAKE) --no-print-directory compile TARGETS="pare" TESTS=ON
 	@tests/soak/soak.py build/pare --minutes $(MINUTES)
@@ -99,8 +104,8 @@ format:
 tidy: setup-tidy
 	@$(MAKE) --no-print-directory run-tidy
 clean:
-	rm -rf build build-sanitize build-thread build-fuzz build-gpu build-includes build-tidy build-debug build-development \
-	  build-runtime build-cuda build-wheel
+	rm -rf build build-aarch64 build-sanitize build-thread build-fuzz build-gpu build-includes build-tidy build-debug \
+	  build-development build-runtime build-cuda build-wheel
 
 .PHONY: compile run-tests run-includes run-isas run-tidy
 CUDA_OPTIONS = $(if $(CUDA),-DPARE_CUDA=ON -DCMAKE_CUDA_COMPILER="$$(.ci/find_nvcc)",-DPARE_CUDA=OFF)

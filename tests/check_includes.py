@@ -100,7 +100,7 @@ ONLY_IN = [
     (re.compile(r"^(hdf5|H5)"), re.compile(r"^(compress|distill|tests/compress)/")),
 ]
 SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
-# A module is a header and its sources; *_avx2, *_avx512, *_kernels and the like belong to it.
+# A module is a header and its sources; *_avx2, *_aarch64, *_kernels and the like belong to it.
 MAX_MODULES = 20
 # Every JSON goes through the one bounded parser and the one writer; tests may use the library's.
 JSON_PARSER = re.compile(r"[Jj]son::(parse|sax_parse|accept|from_\w+)\b")
@@ -141,7 +141,7 @@ def crowded_folders(files, root):
     for file in files:
         if file.name.endswith("_test.cpp") or file.name.startswith("fuzz_"):
             continue
-        stem = re.sub(r"_(avx2|avx512|vnni|avx512bf16|amx)?(_?kernels)?$", "", file.stem)
+        stem = re.sub(r"_(avx2|avx512|vnni|avx512bf16|amx|neon|dotprod|i8mm|x86|aarch64)?(_?kernels)?$", "", file.stem)
         modules.setdefault(file.parent.relative_to(root).as_posix(), set()).add(stem)
     for folder, names in sorted(modules.items()):
         if len(names) > MAX_MODULES:

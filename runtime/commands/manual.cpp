@@ -12,10 +12,20 @@
 namespace pare::runtime {
 namespace {
 
+// Returns "avx2, avx512 or vnni", say.
+std::string names_of_isas() {
+  std::string names;
+  for (const Isa isa : kIsas) {
+    if (!names.empty()) names += isa == kIsas.back() ? " or " : ", ";
+    names += isa_name(isa);
+  }
+  return names;
+}
+
 // The environment variables that both programs read, themselves or through OpenMP.
 const std::vector<std::pair<std::string, std::string>>& environment_variables() {
   static const std::vector<std::pair<std::string, std::string>> variables = {
-      {kIsaVariable, "the widest instruction set that kernels may use: avx2, avx512, vnni, avx512bf16 or amx"},
+      {kIsaVariable, "the widest instruction set that kernels may use: " + names_of_isas()},
       {"OMP_NUM_THREADS", "the number of threads where --threads is not given"},
       {"OMP_WAIT_POLICY", "how threads wait for one another; without it and GOMP_SPINCOUNT the program decides"},
       {"GOMP_SPINCOUNT", "how often a waiting thread looks before it sleeps"},

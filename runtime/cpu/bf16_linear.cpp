@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "runtime/cpu/divide_up.h"
+#include "runtime/cpu/kernel_choice.h"
 #include "runtime/cpu/packed_linear.h"
 #include "runtime/cpu/team.h"
 #include "runtime/system/aligned_memory.h"
@@ -123,19 +124,12 @@ CpuPackedLinear::Bf16Plan CpuPackedLinear::bf16_plan(const Part& part, int64_t g
   return {.num_parts = num_parts};
 }
 
-// AMX multiplies parts of all inputs and weights. AVX512-BF16 pays where both have one.
 void CpuPackedLinear::choose_bf16_kernels(Isa isa) {
   const auto has_one_part = [&](const Part& part) {
     return bf16_plan(part, layouts_[part.layout].group_len).num_parts == 1;
   };
-  if (isa == Isa::amx) {
-    bf16_kernels_ = &bf16_kernels_amx();
-  } else if (isa == Isa::avx512bf16 && has_bf16_input_ && std::all_of(parts_.begin(), parts_.end(), has_one_part)) {
-    bf16_kernels_ = &bf16_kernels_avx512bf16();
-  } else {
-    return;
-  }
-  isa_ = isa;
+  bf16_kernels_ = bf16_kernels(isa, has_bf16_input_ && std::all_of(parts_.begin(), parts_.end(), has_one_part));
+  if (bf16_kernels_ != nullptr) isa_ = isa;
 }
 
 // Positions of a block: whole groups, where one fits into it.

@@ -11,6 +11,7 @@
 #include "runtime/cpu/attention.h"
 #include "runtime/cpu/int8_rows.h"
 #include "runtime/cpu/integer_linear.h"
+#include "runtime/cpu/kernel_choice.h"
 #include "runtime/cpu/ops.h"
 #include "runtime/cpu/packed_linear.h"
 #include "runtime/cpu/rounding.h"
@@ -27,10 +28,6 @@ namespace {
 constexpr int64_t kMinParallelElements = 1 << 14;
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-
-const OpKernels& op_kernels(Isa isa) {
-  return float_isa(isa) == Isa::avx512 ? op_kernels_avx512() : op_kernels_avx2();
-}
 
 const CpuPackedLinear& cpu_linear(const PackedLinear& packed) {
   const auto* linear = dynamic_cast<const CpuPackedLinear*>(&packed);

@@ -9,7 +9,6 @@
 //
 // With one group per channel, acc holds the strips' int32 sums until the last block. With several, a block is whole
 // groups and the strips' float32 totals are kept instead. Meanwhile the next block's weights are prefetched.
-#include <immintrin.h>
 #include <omp.h>
 
 #include <algorithm>
@@ -206,7 +205,7 @@ class RowBlock {
       multiply_tile(panel, std::min(panel + tiles_.panels, end_panel), end_panel);
     }
     if (kernels_.end_task) kernels_.end_task();
-    if (product_.streams) _mm_sfence();  // orders the writes past the caches before later ones
+    if (product_.streams && kernels_.end_streams) kernels_.end_streams();
   }
 
  private:
@@ -478,11 +477,6 @@ void multiply_many(const Product& product, int64_t num_rows, int max_threads) {
 }
 
 }  // namespace
-
-const Int8Kernels& int8_kernels(Isa isa) {
-  require_isa(isa);
-  return isa == Isa::amx ? int8_kernels_amx() : isa >= Isa::vnni ? int8_kernels_vnni() : int8_kernels_avx2();
-}
 
 void sum_int8_panels(const PanelRun& run, int32_t* sums) {
   const int8_t* code = reinterpret_cast<const int8_t*>(run.lines);

@@ -28,6 +28,7 @@ struct Int8RowKernels {
 
 const Int8RowKernels& int8_row_kernels_avx2();
 const Int8RowKernels& int8_row_kernels_avx512();
+const Int8RowKernels& int8_row_kernels_neon();
 const Int8RowKernels& int8_row_kernels(Isa isa);
 
 }  // namespace pare::runtime

@@ -102,5 +102,6 @@ inline constexpr int64_t kPartialKeys = 512;
 
 const OpKernels& op_kernels_avx2();
 const OpKernels& op_kernels_avx512();
+const OpKernels& op_kernels_neon();
 
 }  // namespace pare::runtime

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "runtime/cpu/divide_up.h"
+#include "runtime/cpu/kernel_choice.h"
 #include "runtime/cpu/share_panels.h"
 #include "runtime/system/aligned_memory.h"
 #include "runtime/system/first_exception.h"
@@ -71,20 +72,14 @@ void multiply_few(const GemvKernel* kernels, const PanelRun& run, const PanelSiz
   }
 }
 
-const DigitKernels* digit_kernels(Isa isa) {
-  if (isa >= Isa::vnni) return &digit_kernels_vnni();
-  return isa == Isa::avx2 ? &digit_kernels_avx2() : nullptr;
-}
-
 }  // namespace
 
 std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeights> parts, int num_threads) {
   if (parts.empty()) throw std::invalid_argument("pack_linear: expected at least one linear, found none");
   std::unique_ptr<CpuPackedLinear> packed(new CpuPackedLinear);
-  const bool is_wide = float_isa(isa) == Isa::avx512;
   packed->isa_ = float_isa(isa);
-  packed->kernels_ = is_wide ? &linear_kernels_avx512() : &linear_kernels_avx2();
-  packed->column_kernels_ = is_wide ? &column_kernels_avx512() : &column_kernels_avx2();
+  packed->kernels_ = &linear_kernels(isa);
+  packed->column_kernels_ = &column_kernels(isa);
   packed->digit_kernels_ = digit_kernels(isa);
   packed->num_threads_ = num_threads;
   packed->num_in_ = parts[0].num_in();

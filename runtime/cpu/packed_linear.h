@@ -205,7 +205,7 @@ class CpuPackedLinear final : public PackedLinear {
   const ColumnKernels* column_kernels_ = nullptr;
   const DigitKernels* digit_kernels_ = nullptr;  // null: the instruction set has none
   const Bf16Kernels* bf16_kernels_ = nullptr;    // null: many rows are multiplied by FMAs
-  Isa isa_ = Isa::avx2;
+  Isa isa_ = {};
   int num_threads_ = 0;
   int64_t num_out_ = 0;
   int64_t num_in_ = 0;

@@ -7,8 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "runtime/cpu/kernels/bf16_kernels.h"
-#include "runtime/cpu/kernels/roof_kernels.h"
+#include "runtime/cpu/kernel_choice.h"
 #include "runtime/system/aligned_memory.h"
 
 namespace pare::runtime {
@@ -20,11 +19,6 @@ constexpr double kRoundSeconds = 0.008;
 
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-const RoofKernels& kernels_of(Isa isa) {
-  require_isa(isa);
-  return float_isa(isa) == Isa::avx512 ? roof_kernels_avx512() : roof_kernels_avx2();
 }
 
 void check_threads(int num_threads) {
@@ -62,7 +56,8 @@ double best_gflops(int num_threads, int64_t flops_per_round, const Work& work) {
 
 double measure_fma_gflops(Isa isa, int num_threads) {
   check_threads(num_threads);
-  const RoofKernels& kernels = kernels_of(isa);
+  require_isa(isa);
+  const RoofKernels& kernels = roof_kernels(isa);
   float sink = 0.0f;
   const double gflops = best_gflops(num_threads, kernels.flops_per_round, [&](int64_t num_rounds) {
     const float value = kernels.multiply(num_rounds);
@@ -74,14 +69,14 @@ double measure_fma_gflops(Isa isa, int num_threads) {
 }
 
 double measure_prefill_gflops(Isa isa, int num_threads) {
-  if (isa != Isa::amx) return measure_fma_gflops(isa, num_threads);
+  const Bf16Kernels* const kernels = bf16_kernels(isa, /*is_one_part=*/false);
+  if (kernels == nullptr) return measure_fma_gflops(isa, num_threads);
   check_threads(num_threads);
   require_isa(isa);
-  const Bf16Kernels& kernels = bf16_kernels_amx();
-  return best_gflops(num_threads, kernels.flops_per_round, [&](int64_t num_rounds) {
-    kernels.begin_task();
-    kernels.roof(num_rounds);
-    kernels.end_task();
+  return best_gflops(num_threads, kernels->flops_per_round, [&](int64_t num_rounds) {
+    kernels->begin_task();
+    kernels->roof(num_rounds);
+    kernels->end_task();
   });
 }
 
@@ -99,7 +94,7 @@ double measure_read_gbps(int64_t num_bytes, int num_threads) {
   }
   const int64_t total = share * num_threads;
   const AlignedBytes buffer = allocate_aligned(total);
-  const RoofKernels& kernels = kernels_of(detect_isa());
+  const RoofKernels& kernels = roof_kernels(detect_isa());
   uint64_t sink = 0;
   auto seconds_of = [&](int64_t repeats) {
     return time_threads(num_threads, [&](int thread) {

@@ -1,24 +1,17 @@
 #include "runtime/format/bit_stream.h"
 
-#include <immintrin.h>
-
 #include <cstddef>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 
+#include "runtime/format/bit_stream_eights.h"
 #include "runtime/system/first_exception.h"
 
 namespace pare::runtime {
 namespace {
 
 constexpr size_t kMinParallelCodes = size_t{1} << 18;
-
-// Because the words are little-endian, the stream of words is also a stream of bytes, and 8 codes of b bits are exactly
-// b of its bytes. BMI2's pdep and pext move between those and 8 bytes that hold one code each.
-uint64_t one_code_per_byte_mask(int bits) {
-  return 0x0101010101010101u * ((uint64_t{1} << bits) - 1);
-}
 
 void check_bits(int bits) {
   if (bits < 1 || bits > 8) {
@@ -55,44 +48,31 @@ int64_t bit_stream_words(int64_t num_codes, int bits) {
 void pack_bit_stream(std::span<const uint8_t> codes, int bits, std::span<int32_t> words) {
   check_words(codes.size(), bits, words.size(), /*exact=*/true);
   if (words.empty()) return;
-  const uint64_t mask = one_code_per_byte_mask(bits);
   words.back() = 0;  // its upper bytes may belong to no code
-  std::byte* bytes = std::as_writable_bytes(words).data();
-  uint64_t excess = 0;
-  size_t i = 0;
-  for (; i + 8 <= codes.size(); i += 8, bytes += bits) {
-    uint64_t eight;
-    std::memcpy(&eight, codes.data() + i, 8);
-    excess |= eight & ~mask;
-    const uint64_t stream = _pext_u64(eight, mask);
-    std::memcpy(bytes, &stream, static_cast<size_t>(bits));
-  }
-  if (i < codes.size()) {
-    uint64_t rest = 0;
-    std::memcpy(&rest, codes.data() + i, codes.size() - i);
-    excess |= rest & ~mask;
-    const uint64_t stream = _pext_u64(rest, mask);
-    std::memcpy(bytes, &stream, ((codes.size() - i) * static_cast<size_t>(bits) + 7) / 8);
+  std::byte* const bytes = std::as_writable_bytes(words).data();
+  const size_t num_eights = codes.size() / 8, left = codes.size() % 8;
+  uint64_t excess = pack_eights(codes.data(), num_eights, bits, bytes);
+  if (left > 0) {
+    uint8_t rest[8] = {};
+    std::byte packed[8];
+    std::memcpy(rest, codes.data() + 8 * num_eights, left);
+    excess |= pack_eights(rest, 1, bits, packed);
+    std::memcpy(bytes + num_eights * static_cast<size_t>(bits), packed, (left * static_cast<size_t>(bits) + 7) / 8);
   }
   if (excess != 0) throw_large_code(codes, bits);
 }
 
 void unpack_bit_stream(std::span<const int32_t> words, int bits, std::span<uint8_t> codes) {
   check_words(codes.size(), bits, words.size(), /*exact=*/false);
-  const uint64_t mask = one_code_per_byte_mask(bits);
-  const std::byte* bytes = std::as_bytes(words).data();
-  size_t i = 0;
-  for (; i + 8 <= codes.size(); i += 8, bytes += bits) {
-    uint64_t stream = 0;
-    std::memcpy(&stream, bytes, static_cast<size_t>(bits));
-    const uint64_t eight = _pdep_u64(stream, mask);
-    std::memcpy(codes.data() + i, &eight, 8);
-  }
-  if (i < codes.size()) {
-    uint64_t stream = 0;
-    std::memcpy(&stream, bytes, ((codes.size() - i) * static_cast<size_t>(bits) + 7) / 8);
-    const uint64_t eight = _pdep_u64(stream, mask);
-    std::memcpy(codes.data() + i, &eight, codes.size() - i);
+  const std::byte* const bytes = std::as_bytes(words).data();
+  const size_t num_eights = codes.size() / 8, left = codes.size() % 8;
+  unpack_eights(bytes, num_eights, bits, codes.data());
+  if (left > 0) {
+    std::byte packed[8] = {};
+    uint8_t rest[8];
+    std::memcpy(packed, bytes + num_eights * static_cast<size_t>(bits), (left * static_cast<size_t>(bits) + 7) / 8);
+    unpack_eights(packed, 1, bits, rest);
+    std::memcpy(codes.data() + 8 * num_eights, rest, left);
   }
 }
 

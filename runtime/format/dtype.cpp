@@ -1,11 +1,10 @@
 #include "runtime/format/dtype.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
+#include "runtime/format/float16.h"
 #include "runtime/system/visible_text.h"
 
 namespace pare::runtime {
@@ -34,33 +33,7 @@ const DTypeEntry& entry_of(DType dtype) {
 // conversion. Elements are independent, so the split changes no bit.
 constexpr int64_t kChunk = int64_t{1} << 16;
 
-// Sources lie at any address of a mapped file, hence memcpy and unaligned loads throughout.
-void bf16_to_floats(const std::byte* source, int64_t count, float* out) {
-  int64_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + 2 * i));
-    _mm256_storeu_ps(out + i, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16)));
-  }
-  for (; i < count; ++i) {
-    uint16_t bits;
-    std::memcpy(&bits, source + 2 * i, 2);
-    out[i] = bf16_to_float(bits);
-  }
-}
-
-void f16_to_floats(const std::byte* source, int64_t count, float* out) {
-  int64_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + 2 * i));
-    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(bits));
-  }
-  for (; i < count; ++i) {
-    uint16_t bits;
-    std::memcpy(&bits, source + 2 * i, 2);
-    out[i] = f16_to_float(bits);
-  }
-}
-
+// Sources lie at any address of a mapped file, hence memcpy throughout.
 void f64_to_floats(const std::byte* source, int64_t count, float* out) {
   for (int64_t i = 0; i < count; ++i) {
     double value;
@@ -72,18 +45,6 @@ void f64_to_floats(const std::byte* source, int64_t count, float* out) {
 void floats_to_bf16(const float* source, int64_t count, std::byte* out) {
   for (int64_t i = 0; i < count; ++i) {
     const uint16_t bits = float_to_bf16(source[i]);
-    std::memcpy(out + 2 * i, &bits, 2);
-  }
-}
-
-void floats_to_f16(const float* source, int64_t count, std::byte* out) {
-  int64_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    const __m128i bits = _mm256_cvtps_ph(_mm256_loadu_ps(source + i), _MM_FROUND_TO_NEAREST_INT);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 2 * i), bits);
-  }
-  for (; i < count; ++i) {
-    const uint16_t bits = float_to_f16(source[i]);
     std::memcpy(out + 2 * i, &bits, 2);
   }
 }
@@ -162,23 +123,6 @@ uint16_t float_to_bf16(float value) {
   const uint32_t round_to_even = 0x7fffu + (bits >> 16 & 1u);
   const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
   return is_nan ? quiet_nan : static_cast<uint16_t>((bits + round_to_even) >> 16);
-}
-
-float f16_to_float(uint16_t bits) {
-  return _cvtsh_ss(bits);
-}
-
-uint16_t float_to_f16(float value) {
-  return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
-}
-
-// The code has a sign, four bits of exponent with bias 7, and three of mantissa. The same bits four places higher are a
-// float16 whose exponent has bias 15, hence 2^8 too small. That holds for subnormals too, because both formats scale
-// them by their smallest exponent.
-float fp8_to_float(uint8_t bits) {
-  if ((bits & 0x7f) == 0x7f) return std::bit_cast<float>((bits & 0x80u) << 24 | 0x7fc00000u);
-  const auto half = static_cast<uint16_t>((bits & 0x80) << 8 | (bits & 0x7f) << 7);
-  return f16_to_float(half) * 256.0f;
 }
 
 uint8_t float_to_fp8(float value) {

@@ -1,8 +1,5 @@
 #include "runtime/system/sha256.h"
 
-#include <cpuid.h>
-#include <immintrin.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -18,17 +15,6 @@ namespace {
 // FIPS 180-4, section 5.3.3 (fractional parts of the square roots of the first 8 primes).
 constexpr std::array<uint32_t, 8> kInitialState = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                                    0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-
-// FIPS 180-4, section 4.2.2 (fractional parts of the cube roots of the first 64 primes).
-alignas(16) constexpr uint32_t kRound[64] = {
-    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
-    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
-    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
-    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
-    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
-    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
-    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
-    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
 uint32_t load_big_endian(const uint8_t* bytes) {
   uint32_t value;
@@ -47,11 +33,6 @@ void compress(std::array<uint32_t, 8>& state, const uint8_t* blocks, size_t num_
 
 }  // namespace
 
-bool has_sha_extensions() {
-  unsigned int eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (ebx >> 29 & 1) != 0;
-}
-
 // FIPS 180-4, section 6.2.2.
 void sha256_compress_plain(std::array<uint32_t, 8>& state, const uint8_t* blocks, size_t num_blocks) {
   for (size_t block = 0; block < num_blocks; ++block, blocks += 64) {
@@ -67,50 +48,13 @@ void sha256_compress_plain(std::array<uint32_t, 8>& state, const uint8_t* blocks
     for (int t = 0; t < 64; ++t) {
       const uint32_t sum1 = std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25);
       const uint32_t sum0 = std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22);
-      const uint32_t t1 = h + sum1 + ((e & f) ^ (~e & g)) + kRound[t] + schedule[t];
+      const uint32_t t1 = h + sum1 + ((e & f) ^ (~e & g)) + kSha256Rounds[t] + schedule[t];
       const uint32_t t2 = sum0 + ((a & b) ^ (a & c) ^ (b & c));
       h = g, g = f, f = e, e = d + t1, d = c, c = b, b = a, a = t1 + t2;
     }
     state[0] += a, state[1] += b, state[2] += c, state[3] += d;
     state[4] += e, state[5] += f, state[6] += g, state[7] += h;
   }
-}
-
-// The same with two rounds per instruction (Intel, "Intel SHA Extensions", 2013). The registers hold the state as abef
-// and cdgh, and the last 16 words of the message schedule as four quadruples.
-__attribute__((target("sha,sse4.1"))) void sha256_compress_extensions(std::array<uint32_t, 8>& state,
-                                                                      const uint8_t* blocks, size_t num_blocks) {
-  const __m128i swap_bytes = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
-  __m128i* state_halves = reinterpret_cast<__m128i*>(state.data());
-  const __m128i cdab = _mm_shuffle_epi32(_mm_loadu_si128(state_halves), 0xb1);
-  const __m128i efgh = _mm_shuffle_epi32(_mm_loadu_si128(state_halves + 1), 0x1b);
-  __m128i abef = _mm_alignr_epi8(cdab, efgh, 8);
-  __m128i cdgh = _mm_blend_epi16(efgh, cdab, 0xf0);
-  for (size_t block = 0; block < num_blocks; ++block, blocks += 64) {
-    const __m128i abef_before = abef, cdgh_before = cdgh;
-    __m128i words[4];
-    for (int quad = 0; quad < 16; ++quad) {
-      __m128i& current = words[quad % 4];
-      if (quad < 4) {
-        current = _mm_loadu_si128(reinterpret_cast<const __m128i*>(blocks + 16 * quad));
-        current = _mm_shuffle_epi8(current, swap_bytes);
-      } else {
-        const __m128i last = words[(quad + 3) % 4];
-        const __m128i w_minus_7 = _mm_alignr_epi8(last, words[(quad + 2) % 4], 4);
-        current = _mm_add_epi32(_mm_sha256msg1_epu32(current, words[(quad + 1) % 4]), w_minus_7);
-        current = _mm_sha256msg2_epu32(current, last);
-      }
-      const __m128i sums = _mm_add_epi32(current, _mm_load_si128(reinterpret_cast<const __m128i*>(kRound + 4 * quad)));
-      cdgh = _mm_sha256rnds2_epu32(cdgh, abef, sums);
-      abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(sums, 0x0e));
-    }
-    abef = _mm_add_epi32(abef, abef_before);
-    cdgh = _mm_add_epi32(cdgh, cdgh_before);
-  }
-  const __m128i feba = _mm_shuffle_epi32(abef, 0x1b);
-  const __m128i dchg = _mm_shuffle_epi32(cdgh, 0xb1);
-  _mm_storeu_si128(state_halves, _mm_blend_epi16(feba, dchg, 0xf0));
-  _mm_storeu_si128(state_halves + 1, _mm_alignr_epi8(dchg, feba, 8));
 }
 
 Sha256::Sha256() : state_(kInitialState), buffer_{} {}

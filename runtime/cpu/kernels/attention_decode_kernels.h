@@ -79,7 +79,7 @@ inline void dot_block(const Rows& keys, int64_t t, int64_t num_keys, int64_t hea
   float dots[kPadded];
 #pragma GCC unroll 16
   for (int pair = 0; pair < kPadded; pair += 4) {
-    _mm_storeu_ps(dots + pair, reduce_add4(sums[pair], sums[pair + 1], sums[pair + 2], sums[pair + 3]));
+    store4(dots + pair, reduce_add4(sums[pair], sums[pair + 1], sums[pair + 2], sums[pair + 3]));
   }
 #pragma GCC unroll 16
   for (int pair = 0; pair < kPairs; ++pair) {

@@ -27,7 +27,7 @@ struct CodeRow {
 };
 
 inline void prefetch_bytes(const void* begin, int64_t num_bytes) {
-  for (int64_t i = 0; i < num_bytes; i += 64) _mm_prefetch(static_cast<const char*>(begin) + i, _MM_HINT_T0);
+  for (int64_t i = 0; i < num_bytes; i += 64) prefetch_line(static_cast<const char*>(begin) + i);
 }
 
 // The rows of one kv head. prefetch(t, k, n) asks for values [k, k + n) of row t, which may lie past the end.

@@ -186,11 +186,15 @@ struct Int8Kernels {
   Int8FinishKernel finish;
   void (*begin_task)();  // before a thread's first tile and after its last; null: nothing to do
   void (*end_task)();
+  void (*end_streams)();  // orders writes past the caches before later ones; null: the path writes through the caches
 };
 
 const Int8Kernels& int8_kernels_avx2();
 const Int8Kernels& int8_kernels_vnni();
 const Int8Kernels& int8_kernels_amx();
+const Int8Kernels& int8_kernels_neon();
+const Int8Kernels& int8_kernels_dotprod();
+const Int8Kernels& int8_kernels_i8mm();
 const Int8Tiles& int8_tiles_avx2();
 const Int8Tiles& int4_tiles_avx2();
 

@@ -25,9 +25,4 @@ const Int8RowKernels& int8_row_kernels_avx2() {
   return kRowKernels;
 }
 
-// This function is not in a file of wider instructions, because it runs before the CPU is known to have them.
-const Int8RowKernels& int8_row_kernels(Isa isa) {
-  return float_isa(isa) == Isa::avx512 ? int8_row_kernels_avx512() : int8_row_kernels_avx2();
-}
-
 }  // namespace pare::runtime

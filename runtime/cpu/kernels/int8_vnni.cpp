@@ -541,6 +541,7 @@ Int8Kernels make_kernels() {
   kernels.expand_int4 = expand_int4;
   kernels.tiles_int8 = kernels.tiles_int4 = make_tiles();
   kernels.finish = finish_panel;
+  kernels.end_streams = [] { _mm_sfence(); };
   return kernels;
 }
 

@@ -197,12 +197,14 @@ struct ColumnKernels {
   NonzeroKernel nonzero_positions;
 };
 
-// strip[k * num_rows + r] = x[r * x_stride + k] for k < num_k: the order in which a TileKernel reads x. Needs AVX2.
+// strip[k * num_rows + r] = x[r * x_stride + k] for k < num_k: the order in which a TileKernel reads x.
 void pack_strip(const float* x, int64_t x_stride, int64_t num_rows, int64_t num_k, float* strip);
 
 const LinearKernels& linear_kernels_avx2();
 const LinearKernels& linear_kernels_avx512();
 const ColumnKernels& column_kernels_avx2();
 const ColumnKernels& column_kernels_avx512();
+const LinearKernels& linear_kernels_neon();
+const ColumnKernels& column_kernels_neon();
 
 }  // namespace pare::runtime

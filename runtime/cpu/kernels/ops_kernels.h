@@ -25,8 +25,7 @@ inline float inverse_rms(const float* v, int64_t width, float epsilon) {
     sums[0] = fma(part, part, sums[0]);
   }
   const double sum = reduce_add(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
-  const __m128d mean = _mm_set_sd(sum / static_cast<double>(width) + static_cast<double>(epsilon));
-  return static_cast<float>(1.0 / _mm_cvtsd_f64(_mm_sqrt_sd(mean, mean)));
+  return static_cast<float>(1.0 / square_root(sum / static_cast<double>(width) + static_cast<double>(epsilon)));
 }
 
 void add_norm_row(float* hidden, const float* delta, const float* delta_gain, float delta_epsilon, const float* gain,
@@ -139,8 +138,7 @@ void add_layer_norm_row(float* hidden, const float* delta, const float* gain, co
     squares[c] = fma(difference, difference, squares[c]);
   }
   const double variance = static_cast<double>(reduce_add(add(squares[0], squares[1]))) / count;
-  const __m128d shifted = _mm_set_sd(variance + static_cast<double>(epsilon));
-  const Vec factor = set1(static_cast<float>(1.0 / _mm_cvtsd_f64(_mm_sqrt_sd(shifted, shifted))));
+  const Vec factor = set1(static_cast<float>(1.0 / square_root(variance + static_cast<double>(epsilon))));
   for (int64_t i = 0; i < width; i += kLanes) {
     const int64_t n = width - i;
     const Vec scaled = mul(load_part(hidden + i, n), factor);

@@ -17,5 +17,6 @@ struct RoofKernels {
 
 const RoofKernels& roof_kernels_avx2();
 const RoofKernels& roof_kernels_avx512();
+const RoofKernels& roof_kernels_neon();
 
 }  // namespace pare::runtime

@@ -146,6 +146,17 @@ inline __m128 reduce_add4(Vec a, Vec b, Vec c, Vec d) {
   return _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
 }
 
+inline void store4(float* p, __m128 four) {
+  _mm_storeu_ps(p, four);
+}
+[[gnu::always_inline]] inline void prefetch_line(const char* byte) {
+  _mm_prefetch(byte, _MM_HINT_T0);
+}
+inline double square_root(double x) {
+  const __m128d wide = _mm_set_sd(x);
+  return _mm_cvtsd_f64(_mm_sqrt_sd(wide, wide));
+}
+
 struct WideSum {
   __m512d low = _mm512_setzero_pd(), high = _mm512_setzero_pd();
   static __m512d low_half(Vec v) { return _mm512_maskz_cvtps_pd(0xff, lower(v)); }

@@ -13,6 +13,7 @@
 #include "tests/expect_error.h"
 #include "tests/places.h"
 #include "tests/runtime/commands/pare_runtime.h"
+#include "tests/runtime/system/tested_isas.h"
 
 namespace pare {
 using namespace runtime;
@@ -171,7 +172,7 @@ TEST_F(PareRuntime, WrongUsageExitsWith2) {
   expect_failure("eval m --text t --contxt 4", 2, {"--contxt", "'--context'"});
   expect_failure("eval m --text t --context four", 2, {"--context", "'four'"});
   expect_failure("eval m --text t --protocol lm-eval", 2, {"gptq, llama.cpp"});
-  expect_failure("eval m --text t --isa sse2", 2, {"avx2, avx512, vnni, avx512bf16, amx"});
+  expect_failure("eval m --text t --isa sse2", 2, {names_of_isas()});
   expect_failure("generate m --prompt p --threads 0", 2, {"--threads", "at least 1"});
   for (const std::string words : {"generate m --prompt p", "eval m --text t", "bench m"}) {
     for (const char* threads : {"4097", "2147483648", "4294967297"}) {
@@ -253,7 +254,7 @@ TEST_F(PareRuntime, EvalPrintsWhatEvaluateReturns) {
   for (const int num_threads : {1, 3}) {
     EXPECT_EQ(run_json(words + " --threads " + std::to_string(num_threads))["nll"], expected.nll);
   }
-  EXPECT_NEAR(run_json(words + " --isa avx2")["nll"].get<double>(), expected.nll, 1e-5 * expected.nll);
+  EXPECT_NEAR(run_json(words + " --isa " + baseline_name())["nll"].get<double>(), expected.nll, 1e-5 * expected.nll);
   EXPECT_EQ(run_json(words + " --windows 1")["windows"], 1);
   EXPECT_EQ(run_json(words + " --windows 0")["windows"], 2);  // all, as in a recipe
   EXPECT_EQ(run_json(words + " --protocol llama.cpp")["tokens"], 62);
@@ -333,10 +334,10 @@ TEST_F(PareInstructions, ThatCannotBeAnsweredAreNamed) {
 // PARE_ISA lets this CPU act as one with fewer instruction sets: a set beyond it is neither chosen nor allowed.
 TEST_F(PareRuntime, TheEnvironmentTakesInstructionSetsAway) {
   const std::string words = "eval " + model_.string() + " --json --text " + npy_;
-  const Outcome held = run(words, "env PARE_ISA=avx2");
+  const Outcome held = run(words, "env PARE_ISA=" + baseline_name());
   ASSERT_EQ(held.status, 0) << held.err;
   EXPECT_EQ(nlohmann::json::parse(held.out)["nll"],
-            run_json("eval " + model_.string() + " --isa avx2 --text " + npy_)["nll"]);
+            run_json("eval " + model_.string() + " --isa " + baseline_name() + " --text " + npy_)["nll"]);
   const auto refused = [&](const std::string& setting, const std::string& more,
                            std::initializer_list<std::string> parts) {
     const Outcome outcome = run(words + more, "env " + setting);
@@ -344,8 +345,10 @@ TEST_F(PareRuntime, TheEnvironmentTakesInstructionSetsAway) {
     EXPECT_EQ(outcome.out, "");
     for (const std::string& part : parts) EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
   };
-  refused("PARE_ISA=avx2", " --isa avx512", {"instruction set avx512", "PARE_ISA", "avx2 is the widest"});
-  refused("PARE_ISA=sse2", "", {"PARE_ISA", "avx2, avx512, vnni, avx512bf16, amx", "'sse2'"});
+  const std::string wider(isa_name(kIsas[1]));
+  refused("PARE_ISA=" + baseline_name(), " --isa " + wider,
+          {"instruction set " + wider, "PARE_ISA", baseline_name() + " is the widest"});
+  refused("PARE_ISA=sse2", "", {"PARE_ISA", names_of_isas(), "'sse2'"});
   refused("PARE_ISA=", "", {"PARE_ISA", "found ''"});
   // The test does not know whether this CPU has AMX. What --version says, every command says.
   const Outcome amx = run("--version", "env PARE_ISA=amx");

@@ -6,12 +6,13 @@
 
 #include "tests/expect_error.h"
 #include "tests/runtime/cpu/attention_input.h"
+#include "tests/runtime/system/tested_isas.h"
 
 namespace pare {
 using namespace runtime;
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Isas, CpuAttention, testing::Values(Isa::avx2, Isa::avx512),
+INSTANTIATE_TEST_SUITE_P(Isas, CpuAttention, testing::ValuesIn(float_isas()),
                          [](const auto& test) { return std::string(isa_name(test.param)); });
 
 TEST_P(CpuAttention, PrefillEqualsTheReferenceForEveryHeadSizeAndGroup) {

@@ -13,6 +13,7 @@
 
 #include "runtime/cpu/packed_linear.h"
 #include "tests/runtime/cpu/plain_linear.h"
+#include "tests/runtime/system/tested_isas.h"
 
 namespace pare {
 using namespace runtime;
@@ -244,15 +245,15 @@ TEST(ColumnLinear, TakesTheBytesOfPanelsAndSaysSoInItsName) {
   const OwnedWeights dense = random_weights({4, DType::BF16, 64, false}, 1024, 576, true, 1);
   OwnedWeights columns = dense;
   columns.weights.has_sparse_input = true;
-  const auto panels = pack_linear(Isa::avx2, std::span(&dense.weights, 1));
-  const auto packed = pack_linear(Isa::avx2, std::span(&columns.weights, 1));
+  const auto panels = pack_linear(baseline_isa(), std::span(&dense.weights, 1));
+  const auto packed = pack_linear(baseline_isa(), std::span(&columns.weights, 1));
   EXPECT_EQ(packed->resident_bytes(), panels->resident_bytes());
-  EXPECT_EQ(panels->kernel_name(), "matmul_w4g64z_a32_avx2");
-  EXPECT_EQ(packed->kernel_name(), "matmul_w4g64z_columns_a32_avx2");
+  EXPECT_EQ(panels->kernel_name(), "matmul_w4g64z_a32_" + baseline_name());
+  EXPECT_EQ(packed->kernel_name(), "matmul_w4g64z_columns_a32_" + baseline_name());
   EXPECT_EQ(panels->input_zeros().num_inputs, 0);
   // Stacks and formats without column panels stay in panels.
   const LinearWeights stack[] = {columns.weights, columns.weights};
-  EXPECT_FALSE(is_in_columns(*pack_linear(Isa::avx2, stack)));
+  EXPECT_FALSE(is_in_columns(*pack_linear(baseline_isa(), stack)));
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 
 #include "runtime/cpu/packed_linear.h"
 #include "tests/runtime/cpu/plain_linear.h"
+#include "tests/runtime/system/tested_isas.h"
 
 namespace pare {
 using namespace runtime;
@@ -390,30 +391,32 @@ TEST(CpuLinear, ResidentBytesAreBitsScalesZerosAndBias) {
 TEST(CpuLinear, KernelNameTellsPrecisionsAndIsa) {
   const std::vector<OwnedWeights> owned = mixed_parts(192);
   const std::vector<LinearWeights> parts = views_of(owned);
-  EXPECT_EQ(pack_linear(Isa::avx2, parts)->kernel_name(), "matmul_w4g64+w8z+bf16+w3g32z+w2g64z_a32_avx2");
-  EXPECT_EQ(pack_linear(Isa::avx2, std::span(parts).first(1))->kernel_name(), "matmul_w4g64_a32_avx2");
+  EXPECT_EQ(pack_linear(baseline_isa(), parts)->kernel_name(),
+            "matmul_w4g64+w8z+bf16+w3g32z+w2g64z_a32_" + baseline_name());
+  EXPECT_EQ(pack_linear(baseline_isa(), std::span(parts).first(1))->kernel_name(),
+            "matmul_w4g64_a32_" + baseline_name());
 }
 
 TEST(CpuLinear, RefusesWhatDoesNotFit) {
   const OwnedWeights owned = random_weights({4, DType::BF16, 64}, 33, 64, false, 1);
   const OwnedWeights wider = random_weights({16, DType::BF16}, 33, 128, false, 1);
-  EXPECT_THROW(pack_linear(Isa::avx2, {}), std::invalid_argument);
+  EXPECT_THROW(pack_linear(baseline_isa(), {}), std::invalid_argument);
   const LinearWeights unequal[] = {owned.weights, wider.weights};
-  EXPECT_THROW(pack_linear(Isa::avx2, unequal), std::invalid_argument);
+  EXPECT_THROW(pack_linear(baseline_isa(), unequal), std::invalid_argument);
   LinearWeights bad = wider.weights;
   std::get<DenseWeight>(bad.weight).data = std::get<DenseWeight>(bad.weight).data.first(100);
-  EXPECT_THROW(pack_linear(Isa::avx2, std::span(&bad, 1)), std::invalid_argument);
+  EXPECT_THROW(pack_linear(baseline_isa(), std::span(&bad, 1)), std::invalid_argument);
   bad = wider.weights;
   std::get<DenseWeight>(bad.weight).dtype = DType::I16;
-  EXPECT_THROW(pack_linear(Isa::avx2, std::span(&bad, 1)), std::invalid_argument);
+  EXPECT_THROW(pack_linear(baseline_isa(), std::span(&bad, 1)), std::invalid_argument);
   bad = owned.weights;
   bad.bias_O.assign(32, 0.0f);
-  EXPECT_THROW(pack_linear(Isa::avx2, std::span(&bad, 1)), std::invalid_argument);
+  EXPECT_THROW(pack_linear(baseline_isa(), std::span(&bad, 1)), std::invalid_argument);
   bad = owned.weights;
   std::get<QuantizedWeight>(bad.weight).codes_OI[5] = 16;
-  EXPECT_ANY_THROW(pack_linear(Isa::avx2, std::span(&bad, 1)));
+  EXPECT_ANY_THROW(pack_linear(baseline_isa(), std::span(&bad, 1)));
 
-  const auto packed = pack_linear(Isa::avx2, std::span(&owned.weights, 1));
+  const auto packed = pack_linear(baseline_isa(), std::span(&owned.weights, 1));
   std::vector<float> x(64), y(64);
   EXPECT_THROW(packed->multiply(x.data(), -1, y.data()), std::invalid_argument);
   EXPECT_NO_THROW(packed->multiply(x.data(), 0, y.data()));

@@ -1,7 +1,7 @@
 // Products with 8-bit activations, compared bit for bit with the plain loops of plain_int8.h. The integer sums are
 // exact and the float32 operations have one order, so no tolerance is needed. Every path of this CPU runs. The source
-// of the amx path also runs on plain tiles, so it is tested without AMX too. The plain loops have a test of their own,
-// in double.
+// of the amx path also runs on plain tiles (int8_paths_x86.cpp), so it is tested without AMX too. The plain loops have
+// a test of their own, in double.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,12 +13,11 @@
 #include <string>
 #include <vector>
 
-#include "runtime/cpu/kernels/int8_amx_kernels.h"
 #include "runtime/cpu/kernels/int8_kernels.h"
 #include "runtime/format/dtype.h"
 #include "runtime/system/aligned_memory.h"
+#include "tests/runtime/cpu/int8_paths.h"
 #include "tests/runtime/cpu/plain_int8.h"
-#include "tests/runtime/cpu/plain_tiles.h"
 
 namespace pare {
 using namespace runtime;
@@ -30,25 +29,6 @@ constexpr int64_t kInputs[] = {8, 24, 64, 200, 576};
 constexpr int64_t kOutputs[] = {1, 15, 16, 33, 100};
 constexpr uint32_t kGuardBits = 0x7FC0BEEF;  // a NaN that no arithmetic makes
 constexpr int64_t kGuard = 96;
-
-struct Path {
-  std::string name;
-  const Int8Kernels* kernels;
-};
-
-std::vector<Path> all_paths() {
-  std::vector<Path> paths;
-  for (const Isa isa : {Isa::avx2, Isa::vnni, Isa::amx}) {
-    if (supports_isa(isa)) paths.push_back({std::string(isa_name(isa)), &int8_kernels(isa)});
-  }
-  static const Int8Kernels on_avx2 = make_amx_kernels<PlainTiles>(int8_kernels_avx2());
-  paths.push_back({"amx on plain tiles over avx2", &on_avx2});
-  if (supports_isa(Isa::vnni)) {
-    static const Int8Kernels on_vnni = make_amx_kernels<PlainTiles>(int8_kernels_vnni());
-    paths.push_back({"amx on plain tiles over vnni", &on_vnni});
-  }
-  return paths;
-}
 
 enum class Values { random, extreme };
 
@@ -263,7 +243,7 @@ std::vector<Case> all_cases() {
 }
 
 TEST(Int8Kernels, EveryPathEqualsPlainLoopsForEveryFormatAndShape) {
-  const std::vector<Path> paths = all_paths();
+  const std::vector<Int8Path> paths = all_int8_paths();
   for (const Case& what : all_cases()) {
     int num_shapes = 0;
     for (const int64_t num_k : kInputs) {
@@ -271,7 +251,7 @@ TEST(Int8Kernels, EveryPathEqualsPlainLoopsForEveryFormatAndShape) {
       const int64_t used_k = what.group_size == 0 ? num_k : num_k / what.group_size * what.group_size;
       for (const int64_t num_out : kOutputs) {
         const Problem problem = make_problem(what, kMaxRows, num_out, used_k, 17);
-        for (const Path& path : paths) {
+        for (const Int8Path& path : paths) {
           for (const int64_t num_rows : kRowCounts) {
             ASSERT_EQ(multiply_and_compare(*path.kernels, problem, num_rows, 1), "")
                 << what.name() << ", " << path.name << ", R " << num_rows << " O " << num_out << " K " << used_k;
@@ -295,7 +275,7 @@ TEST(Int8Kernels, BlocksAndThreadsChangeNoBit) {
   for (const Case& what : cases) {
     for (const int64_t num_k : {2560, 4480}) {
       const Problem problem = make_problem(what, 300, 83, num_k, 5);
-      for (const Path& path : all_paths()) {
+      for (const Int8Path& path : all_int8_paths()) {
         for (const int64_t num_rows : {1, 4, 40, 300}) {
           for (const int num_threads : {1, 2, 3}) {
             EXPECT_EQ(multiply_and_compare(*path.kernels, problem, num_rows, num_threads), "")
@@ -363,7 +343,7 @@ TEST(Int8Kernels, RefusesWhatItCannotMultiply) {
   const Problem problem = make_problem(what, 2, 17, 64, 3);
   std::vector<float> y(2 * 17);
   auto multiply = [&](const Int8Weights& weights, const Int8Rows& rows) {
-    int8_multiply(int8_kernels_avx2(), weights, rows, 2, nullptr, y.data(), 17, 1);
+    int8_multiply(int8_kernels(kIsas.front()), weights, rows, 2, nullptr, y.data(), 17, 1);
   };
   EXPECT_NO_THROW(multiply(problem.weights(), problem.rows()));
   Int8Weights weights = problem.weights();

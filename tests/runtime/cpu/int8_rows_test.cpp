@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "runtime/cpu/int8_rows.h"
+#include "tests/runtime/system/tested_isas.h"
 
 namespace pare {
 using namespace runtime;
@@ -21,7 +22,9 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 std::vector<Isa> supported_isas() {
-  return supports_isa(Isa::avx512) ? std::vector{Isa::avx2, Isa::avx512} : std::vector{Isa::avx2};
+  std::vector<Isa> isas = float_isas();
+  std::erase_if(isas, [](Isa isa) { return !supports_isa(isa); });
+  return isas;
 }
 
 std::vector<float> random_row(int64_t n, float deviation, uint32_t seed) {

@@ -7,6 +7,7 @@
 
 #include "tests/expect_error.h"
 #include "tests/runtime/cpu/attention_input.h"
+#include "tests/runtime/system/tested_isas.h"
 
 namespace pare {
 using namespace runtime;
@@ -14,7 +15,7 @@ namespace {
 
 class NarrowCache : public CpuAttention {};
 
-INSTANTIATE_TEST_SUITE_P(Isas, NarrowCache, testing::Values(Isa::avx2, Isa::avx512),
+INSTANTIATE_TEST_SUITE_P(Isas, NarrowCache, testing::ValuesIn(float_isas()),
                          [](const auto& test) { return std::string(isa_name(test.param)); });
 
 // Returns the nearest value with 8 significant bits, the even one in the middle: bf16, for normal numbers.

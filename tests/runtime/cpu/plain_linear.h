@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "runtime/cpu/packed_linear.h"
+#include "tests/runtime/system/tested_isas.h"
 
 namespace pare::plain {
 using namespace runtime;
@@ -264,13 +265,15 @@ inline std::string multiply_and_compare(const CpuPackedLinear& packed, const Exp
   return found;
 }
 
+// Returns the sets that this CPU has and whose kernels differ. Those of dotprod decode few bits by digits.
 inline std::vector<Isa> supported_isas() {
-  std::vector<Isa> isas = {Isa::avx2};
-  if (supports_isa(Isa::avx512)) {
-    isas.push_back(Isa::avx512);
-  } else {
-    std::printf("this CPU lacks AVX-512: only avx2 is tested\n");
-  }
+  std::vector<Isa> isas = float_isas();
+  isas.push_back(Isa::dotprod);
+  std::erase_if(isas, [](Isa isa) {
+    const bool is_missing = !supports_isa(isa);
+    if (is_missing && float_isa(isa) == isa) std::cout << "not tested: this CPU lacks " << isa_name(isa) << "\n";
+    return is_missing;
+  });
   return isas;
 }
 

@@ -16,6 +16,7 @@
 #include "runtime/cpu/packed_linear.h"
 #include "tests/expect_error.h"
 #include "tests/runtime/cpu/guarded_floats.h"
+#include "tests/runtime/system/tested_isas.h"
 
 namespace pare {
 using namespace runtime;
@@ -124,8 +125,8 @@ struct Layer {
 };
 
 std::vector<Isa> supported_isas() {
-  std::vector<Isa> isas = {Isa::avx2};
-  if (supports_isa(Isa::avx512)) isas.push_back(Isa::avx512);
+  std::vector<Isa> isas = float_isas();
+  std::erase_if(isas, [](Isa isa) { return !supports_isa(isa); });
   return isas;
 }
 
@@ -379,13 +380,14 @@ TEST(SparseLinear, ResidentBytesAreWhatIsKept) {
 TEST(SparseLinear, OtherPatternsAndMovedGroupsStayDense) {
   Layer layer({4, DType::BF16, 32}, 17, 96, true, 3);
   layer.quantized().pattern = {4, 8};
-  EXPECT_EQ(pack_linear(Isa::avx2, std::span(&layer.linear, 1))->kernel_name(), "matmul_w4g32_a32_avx2");
+  EXPECT_EQ(pack_linear(baseline_isa(), std::span(&layer.linear, 1))->kernel_name(),
+            "matmul_w4g32_a32_" + baseline_name());
   layer.quantized().pattern = kTwoOfFour;
   for (int32_t i = 0; i < 96; ++i) layer.quantized().group_of_I.push_back(i % 3);
   const std::vector<float> moved = dequantize(layer.quantized());
   layer.weight_OI.assign(moved.begin(), moved.end());
   const std::vector<float> x = random_x(5, 96, 3);
-  const auto packed = pack_linear(Isa::avx2, std::span(&layer.linear, 1));
+  const auto packed = pack_linear(baseline_isa(), std::span(&layer.linear, 1));
   EXPECT_FALSE(is_packed_as_kept(*packed));
   GuardedFloats y(5 * 17);
   packed->multiply(x.data(), 5, y.data());
@@ -403,7 +405,7 @@ TEST(SparseLinear, RefusesWhatKeepsMoreThanItSays) {
         layer.bytes[2 * i + 1] = std::byte{0x3F};
       }
     }
-    const auto pack = [&] { pack_linear(Isa::avx2, std::span(&layer.linear, 1)); };
+    const auto pack = [&] { pack_linear(baseline_isa(), std::span(&layer.linear, 1)); };
     if (format.quantized()) {
       expect_error<std::runtime_error>(pack, {layer.linear.name, "2:4", "[18, 40]"});  // from validate
     } else {

@@ -6,6 +6,7 @@
 #include "tests/runtime/cpu/guarded_floats.h"
 #include "tests/runtime/cpu/packed_floats.h"
 #include "tests/runtime/system/on_each_isa.h"
+#include "tests/runtime/system/tested_isas.h"
 
 namespace pare {
 using namespace runtime;
@@ -13,7 +14,7 @@ namespace {
 
 class EncoderOps : public OnEachIsa {};
 
-INSTANTIATE_TEST_SUITE_P(Isas, EncoderOps, testing::Values(Isa::avx2, Isa::avx512),
+INSTANTIATE_TEST_SUITE_P(Isas, EncoderOps, testing::ValuesIn(float_isas()),
                          [](const auto& test) { return std::string(isa_name(test.param)); });
 
 PackedLayerNorm random_norm(Backend& backend, int64_t width) {

@@ -7,6 +7,7 @@
 #include "tests/expect_error.h"
 #include "tests/places.h"
 #include "tests/runtime/engine/tiny_models.h"
+#include "tests/runtime/system/tested_isas.h"
 
 namespace pare {
 using namespace runtime;
@@ -36,7 +37,7 @@ class GenerateTogether : public testing::Test {
   const std::vector<int64_t> lengths_ = {40, 1, 60, 25, 2, 33, 50};
   std::vector<std::vector<int32_t>> prompts_;
   std::vector<GenerationRequest> requests_;
-  std::unique_ptr<Backend> backend_ = backend_named("avx2", 2);
+  std::unique_ptr<Backend> backend_ = backend_named(baseline_name(), 2);
   Transformer model_ = Transformer::load(Checkpoint::open(directory_), *backend_);
 };
 

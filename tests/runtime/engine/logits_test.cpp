@@ -11,6 +11,7 @@
 #include "tests/runtime/cpu/guarded_floats.h"
 #include "tests/runtime/cpu/packed_floats.h"
 #include "tests/runtime/system/on_each_isa.h"
+#include "tests/runtime/system/tested_isas.h"
 
 namespace pare {
 using namespace runtime;
@@ -75,7 +76,7 @@ Comparison compare(Backend& backend, const Head& p, float cap_p, const Head& q, 
 
 class CpuLogits : public OnEachIsa {};
 
-INSTANTIATE_TEST_SUITE_P(Isas, CpuLogits, testing::Values(Isa::avx2, Isa::avx512),
+INSTANTIATE_TEST_SUITE_P(Isas, CpuLogits, testing::ValuesIn(float_isas()),
                          [](const auto& test) { return std::string(isa_name(test.param)); });
 
 TEST_P(CpuLogits, CrossEntropyEqualsTheReferenceAcrossChunkEdges) {

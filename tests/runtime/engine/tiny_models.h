@@ -19,6 +19,7 @@
 #include "tests/places.h"
 #include "tests/runtime/engine/guarded_backend.h"
 #include "tests/runtime/engine/reference_backend.h"
+#include "tests/runtime/system/tested_isas.h"
 
 namespace pare {
 using namespace runtime;
@@ -106,11 +107,7 @@ inline std::string ascii_tokenizer_json() {
   return tokenizer.dump();
 }
 
-inline bool has_avx512() {
-  return supports_isa(Isa::avx512);
-}
-
-// Returns "reference", "guarded" (the reference on memory that the host cannot touch), "avx2" or "avx512".
+// The name is "reference", "guarded" (the reference on memory that the host cannot touch) or that of a set.
 inline std::unique_ptr<Backend> backend_named(const std::string& name, int num_threads = 2) {
   if (name == "reference") return make_reference_backend();
   if (name == "guarded") return std::make_unique<GuardedBackend>();
@@ -118,8 +115,10 @@ inline std::unique_ptr<Backend> backend_named(const std::string& name, int num_t
 }
 
 inline std::vector<std::string> backend_names() {
-  std::vector<std::string> names = {"reference", "guarded", "avx2"};
-  if (has_avx512()) names.push_back("avx512");
+  std::vector<std::string> names = {"reference", "guarded"};
+  for (const Isa isa : float_isas()) {
+    if (supports_isa(isa)) names.emplace_back(isa_name(isa));
+  }
   return names;
 }
 

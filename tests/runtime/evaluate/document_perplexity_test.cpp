@@ -13,6 +13,7 @@
 #include "tests/expect_error.h"
 #include "tests/places.h"
 #include "tests/runtime/engine/tiny_models.h"
+#include "tests/runtime/system/tested_isas.h"
 #include "tests/temporary_folder.h"
 
 namespace pare {
@@ -28,7 +29,7 @@ class DocumentsOfTheHarness : public testing::Test {
  protected:
   Checkpoint checkpoint_ = Checkpoint::open(kStoriesModel);
   Tokenizer tokenizer_ = Tokenizer::open(kStoriesModel);
-  std::unique_ptr<Backend> backend_ = backend_named("avx2", 1);
+  std::unique_ptr<Backend> backend_ = backend_named(baseline_name(), 1);
   Transformer model_ = Transformer::load(checkpoint_, *backend_);
   const Json golden_ = parse_json(read_text_file(kGoldens + "expected.json"), "expected.json");
 

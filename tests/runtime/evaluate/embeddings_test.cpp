@@ -10,6 +10,7 @@
 #include "tests/expect_error.h"
 #include "tests/runtime/engine/reference_backend.h"
 #include "tests/runtime/engine/tiny_encoder.h"
+#include "tests/runtime/system/tested_isas.h"
 #include "tests/temporary_folder.h"
 
 namespace pare {
@@ -113,7 +114,7 @@ TEST_F(TextPairsFile, OtherFilesAreRefusedWithTheLine) {
 }
 
 TEST_F(TextPairsFile, AnEncoderAgreesWithItself) {
-  const auto backend = backend_named("avx2");
+  const auto backend = backend_named(baseline_name());
   const Checkpoint checkpoint = Checkpoint::open(tiny_encoder_path());
   Encoder model = Encoder::load(checkpoint, *backend), reference = Encoder::load(checkpoint, *backend);
   const TextPairs data = read("the cat\tthe dog\t3\nthe dog\tthe mat\t1\na house\tthe house\t2\n");

@@ -10,6 +10,7 @@
 #include "tests/expect_error.h"
 #include "tests/places.h"
 #include "tests/runtime/engine/tiny_models.h"
+#include "tests/runtime/system/tested_isas.h"
 
 namespace pare {
 using namespace runtime;
@@ -33,7 +34,7 @@ class InstructionsOfStories : public testing::Test {
   AnswerOptions options_ = {.prompt_template = PromptTemplate::plain, .max_new_tokens = 32};
   Checkpoint checkpoint_ = Checkpoint::open(kData + "stories260k");
   Tokenizer tokenizer_ = Tokenizer::open(kData + "stories260k");
-  std::unique_ptr<Backend> backend_ = backend_named("avx2", 1);
+  std::unique_ptr<Backend> backend_ = backend_named(baseline_name(), 1);
   Transformer model_ = Transformer::load(checkpoint_, *backend_);
 
   InstructionEvaluation evaluate(Transformer& model) {
@@ -78,7 +79,7 @@ TEST_F(InstructionsOfStories, EqualAnswersGeneratedAndScoredOneByOne) {
 TEST_F(InstructionsOfStories, DoNotDependOnThreads) {
   options_.temperature = 0.8;
   const InstructionEvaluation one = evaluate();
-  const std::unique_ptr<Backend> threads = make_cpu_backend(Isa::avx2, 2);
+  const std::unique_ptr<Backend> threads = make_cpu_backend(baseline_isa(), 2);
   Transformer same = Transformer::load(checkpoint_, *threads);
   const InstructionEvaluation two = evaluate(same);
   for (size_t n = 0; n < 3; ++n) EXPECT_EQ(one.answers[n].text, two.answers[n].text);

@@ -13,6 +13,7 @@
 #include "tests/expect_error.h"
 #include "tests/places.h"
 #include "tests/runtime/engine/tiny_models.h"
+#include "tests/runtime/system/tested_isas.h"
 #include "tests/temporary_folder.h"
 
 namespace pare {
@@ -22,7 +23,7 @@ namespace {
 class StoredReferences : public testing::Test {
  protected:
   TemporaryFolder folder_;
-  std::unique_ptr<Backend> backend_ = backend_named("avx2", 1);
+  std::unique_ptr<Backend> backend_ = backend_named(baseline_name(), 1);
 
   static ScoredWindows windows_for(const ModelDescription& model, int64_t num_windows, int64_t num_tokens) {
     ScoredWindows data;

@@ -15,6 +15,7 @@
 #include "tests/expect_error.h"
 #include "tests/places.h"
 #include "tests/runtime/engine/tiny_models.h"
+#include "tests/runtime/system/tested_isas.h"
 
 namespace pare {
 using namespace runtime;
@@ -29,7 +30,7 @@ class TasksOfTheHarness : public testing::Test {
  protected:
   Checkpoint checkpoint_ = Checkpoint::open(kStories);
   Tokenizer tokenizer_ = Tokenizer::open(kStories);
-  std::unique_ptr<Backend> backend_ = backend_named("avx2", 1);
+  std::unique_ptr<Backend> backend_ = backend_named(baseline_name(), 1);
   Transformer model_ = Transformer::load(checkpoint_, *backend_);
 
   TaskEvaluation evaluate(const Task& task, int64_t num_shots) {
