@@ -28,12 +28,13 @@ PLAIN_PROPERTIES = {"WORKING_DIRECTORY", "SKIP_REGULAR_EXPRESSION", "TIMEOUT", "
 class Test:
     def __init__(self, name, properties, command):
         self.name = name
-        self.program = command[0]
-        self.gtest_name = next((word.split("=", 1)[1] for word in command if word.startswith("--gtest_filter=")), None)
+        filters = [i for i, word in enumerate(command) if word.startswith("--gtest_filter=")]
+        self.program = tuple(command[:filters[0]]) if filters else ()  # behind an emulator's words
+        self.gtest_name = command[filters[0]].split("=", 1)[1] if filters else None
         self.folder = properties.get("WORKING_DIRECTORY")
         self.timeout = properties.get("TIMEOUT", 1500)
         self.is_disabled = properties.get("DISABLED", False)
-        self.is_plain = self.gtest_name is not None and len(command) == 3 and set(properties) <= PLAIN_PROPERTIES
+        self.is_plain = bool(filters) and len(command) == filters[0] + 2 and set(properties) <= PLAIN_PROPERTIES
 
     @property
     def suite(self):
@@ -69,7 +70,7 @@ def run_process(tests):
     """Returns {gtest name: (result, seconds)} of those that came to an end, and all output."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.json"
-        command = [tests[0].program, "--gtest_filter=" + ":".join(test.gtest_name for test in tests),
+        command = [*tests[0].program, "--gtest_filter=" + ":".join(test.gtest_name for test in tests),
                    "--gtest_also_run_disabled_tests", f"--gtest_output=json:{report}"]
         try:
             done = subprocess.run(command, cwd=tests[0].folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
