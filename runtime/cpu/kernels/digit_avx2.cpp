@@ -13,6 +13,7 @@
 
 #include <cstring>
 
+#include "runtime/cpu/kernels/digit_scale.h"
 #include "runtime/cpu/kernels/linear_formats_avx2.h"
 
 namespace pare::runtime {
@@ -22,33 +23,6 @@ constexpr int kHalves = 2;
 constexpr int64_t kPrefetchBytes = 2048;
 
 // --- digits ---
-
-// The largest magnitude of three signed bytes is 127 * (65536 + 256 + 1). Below it, mantissas up to this one of a float
-// take 23 bits, and larger ones 22.
-constexpr int32_t kLastMantissaOf23Bits = 0x7EF000;
-constexpr int32_t kMantissaMask = 0x7FFFFF;
-constexpr int kMantissaBits = 23;
-constexpr int32_t kInfinityBits = 0x7F800000;
-// Blocks with smaller values keep the scale of values of this exponent, 2^-104: its inverse is the largest that there
-// is.
-constexpr int32_t kLeastExponent = 23;
-
-struct BlockScale {
-  float scale, inverse;
-};
-
-// Returns the scale of a block whose largest magnitude has these bits: a finite float, 0 or above.
-inline BlockScale block_scale(int32_t largest_bits) {
-  int32_t exponent = largest_bits >> kMantissaBits;
-  if ((largest_bits & kMantissaMask) > kLastMantissaOf23Bits) ++exponent;
-  if (exponent < kLeastExponent) exponent = kLeastExponent;
-  const int32_t scale_bits = (exponent - 22) << kMantissaBits;                // 2^(exponent - 127 - 22)
-  const int32_t inverse_bits = (127 + 127 + 22 - exponent) << kMantissaBits;  // its inverse
-  BlockScale block;
-  std::memcpy(&block.scale, &scale_bits, 4);
-  std::memcpy(&block.inverse, &inverse_bits, 4);
-  return block;
-}
 
 inline int32_t largest_of(__m256i eight) {
   const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));

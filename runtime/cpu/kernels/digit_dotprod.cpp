@@ -11,6 +11,7 @@
 
 #include <cstring>
 
+#include "runtime/cpu/kernels/digit_scale.h"
 #include "runtime/cpu/kernels/linear_formats_neon.h"
 
 namespace pare::runtime {
@@ -19,30 +20,6 @@ namespace {
 constexpr int64_t kPrefetchBytes = 2048;
 
 // --- digits ---
-
-// As in digit_avx2.cpp.
-constexpr int32_t kLastMantissaOf23Bits = 0x7EF000;
-constexpr int32_t kMantissaMask = 0x7FFFFF;
-constexpr int kMantissaBits = 23;
-constexpr int32_t kInfinityBits = 0x7F800000;
-constexpr int32_t kLeastExponent = 23;
-
-struct BlockScale {
-  float scale, inverse;
-};
-
-// Returns the scale of a block whose largest magnitude has these bits: a finite float, 0 or above.
-inline BlockScale block_scale(int32_t largest_bits) {
-  int32_t exponent = largest_bits >> kMantissaBits;
-  if ((largest_bits & kMantissaMask) > kLastMantissaOf23Bits) ++exponent;
-  if (exponent < kLeastExponent) exponent = kLeastExponent;
-  const int32_t scale_bits = (exponent - 22) << kMantissaBits;                // 2^(exponent - 127 - 22)
-  const int32_t inverse_bits = (127 + 127 + 22 - exponent) << kMantissaBits;  // its inverse
-  BlockScale block;
-  std::memcpy(&block.scale, &scale_bits, 4);
-  std::memcpy(&block.inverse, &inverse_bits, 4);
-  return block;
-}
 
 // Returns the digits of 4 values in the lower three bytes of their lanes. Adding 128 to each digit leaves bytes without
 // a carry between them, and turning their top bits takes it away again.
