@@ -4,10 +4,13 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
   set(PARE_ARCHITECTURE aarch64)
   # Every AArch64 that Linux runs on.
   set(PARE_BASELINE_OPTIONS -march=armv8-a)
-else()
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
   set(PARE_ARCHITECTURE x86)
   # x86-64-v3: AVX2, FMA, F16C.
   set(PARE_BASELINE_OPTIONS -march=x86-64-v3)
+else()
+  message(FATAL_ERROR "pare has kernels for x86-64, and for AArch64 where the runtime alone is built; expected a build "
+    "for one of these, found '${CMAKE_SYSTEM_PROCESSOR}' (CMAKE_SYSTEM_PROCESSOR)")
 endif()
 
 # pare_sources_of_architecture(LIST): takes the sources of the other architecture out.
