@@ -12,6 +12,7 @@ REGEX is searched for in a test's name, as ctest's -R and -E do. The status is 1
 """
 import argparse
 import concurrent.futures
+import contextlib
 import json
 import os
 import pathlib
@@ -117,6 +118,17 @@ def run_others(build, tests, jobs):
     return done.returncode, done.stdout
 
 
+@contextlib.contextmanager
+def interruptible(pool):
+    """Without it, a pool runs all that waits before the program ends."""
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build")
@@ -124,17 +136,22 @@ def main():
     parser.add_argument("--include")
     parser.add_argument("--exclude")
     asked = parser.parse_args()
+    for option in ("include", "exclude"):
+        try:
+            re.compile(getattr(asked, option) or "")
+        except re.error as error:
+            parser.error(f"--{option}: not a regular expression: {error}")
     start = time.monotonic()
     tests = [test for test in list_tests(asked.build, asked.include, asked.exclude) if not test.is_disabled]
     if not tests:
-        sys.exit(2)
+        parser.error(f"ctest knows no test in '{asked.build}' that the options leave; build it, or change them")
     others = [test for test in tests if not test.is_plain]
     plain = [test for test in tests if test.is_plain]
     failed, skipped = [], []
     record = pathlib.Path(asked.build) / "Testing" / "seconds.json"
     seconds_of = json.loads(record.read_text()) if record.exists() else {}
     ran = {}
-    with concurrent.futures.ThreadPoolExecutor(asked.jobs) as pool:
+    with interruptible(concurrent.futures.ThreadPoolExecutor(asked.jobs)) as pool:
         of_others = pool.submit(run_others, asked.build, others, 1) if others else None
         batches = [pool.submit(run_batch, batch) for batch in batches_of(plain, seconds_of)]
         for future in concurrent.futures.as_completed(batches):
