@@ -17,12 +17,16 @@ import json
 import os
 import pathlib
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 
 LARGEST_BATCH = 24
+SECONDS_TO_END = 10  # for processes that a test has told to end
+BESIDE_OTHERS = "Failed beside others of its suite, and not alone"
 PLAIN_PROPERTIES = {"WORKING_DIRECTORY", "SKIP_REGULAR_EXPRESSION", "TIMEOUT", "DISABLED"}
 
 
@@ -67,20 +71,89 @@ def batches_of(tests, seconds):
     return sorted(batches, key=lambda batch: sum(seconds.get(test.name, 1.0) for test in batch), reverse=True)
 
 
+class Batch:
+    """A process with all that it starts, which a variable of the environment tells apart from others: a session of its
+    own would live on when this program is killed. They write to a file: a pipe stays open while any of them lives."""
+
+    def __init__(self, command, folder, output):
+        self.output = output
+        self.mark = f"RUN_BATCHED={output}"
+        with open(output, "wb") as file:
+            self.process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=file,
+                                            stderr=subprocess.STDOUT, env=os.environ | {"RUN_BATCHED": str(output)})
+
+    def said(self):
+        return self.output.read_text(errors="replace")
+
+    def begun(self):
+        return re.findall(r"^\[ RUN      \] (\S+)", self.said(), re.MULTILINE)
+
+    def members(self):
+        """{process id: (state, words)} of those that live."""
+        found = {}
+        for entry in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it may end meanwhile
+                if self.mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                    words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    found[int(entry.name)] = state, words
+        return found
+
+    def describe(self):
+        lines = []
+        for pid, (state, words) in self.members().items():
+            lines.append(f"process {pid}, state {state}: {words[:500]}")
+            if shutil.which("gdb"):
+                asked = ["gdb", "-p", str(pid), "-batch", "-ex", "thread apply all backtrace 20"]
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    lines.append(subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                                                errors="replace", timeout=60).stdout[-10000:])
+        return "\n".join(lines)
+
+    def wait(self, seconds_of_test):
+        """Waits for the end; returns an empty text, or what is wrong if it is to be ended: a test that took
+        longer than its seconds, or processes that outlive the first one."""
+        size, current, since = 0, None, time.monotonic()
+        while self.process.poll() is None:
+            time.sleep(0.02)
+            if self.output.stat().st_size != size:
+                size = self.output.stat().st_size
+                begun = self.begun()
+                if begun and begun[-1] != current:
+                    current, since = begun[-1], time.monotonic()
+            allowed = seconds_of_test.get(current, max(seconds_of_test.values()))
+            if time.monotonic() - since > allowed:
+                return f"\nTimeout: {current or 'the program'} took over {allowed:g} s\n{self.describe()}"
+        since = time.monotonic()
+        while self.members():
+            if time.monotonic() - since > SECONDS_TO_END:
+                return f"\nit left processes behind, {SECONDS_TO_END} s after its end:\n{self.describe()}"
+            time.sleep(0.05)
+        return ""
+
+    def end(self):
+        for pid in self.members():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
 def run_process(tests):
-    """Returns {gtest name: (result, seconds)} of those that came to an end, and all output."""
+    """Returns {gtest name: (result, seconds)}, empty if the process did not come to an end, the name of the test that
+    it was at then, and all output."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.json"
         command = [*tests[0].program, "--gtest_filter=" + ":".join(test.gtest_name for test in tests),
                    "--gtest_also_run_disabled_tests", f"--gtest_output=json:{report}"]
+        batch = Batch(command, tests[0].folder, pathlib.Path(folder) / "output")
         try:
-            done = subprocess.run(command, cwd=tests[0].folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                  timeout=sum(test.timeout for test in tests))
-            output, status = done.stdout.decode(errors="replace"), done.returncode
-        except subprocess.TimeoutExpired as error:
-            return {}, (error.stdout or b"").decode(errors="replace") + "\nTimeout"
-        if not report.exists():
-            return {}, output + f"\nthe process ended with status {status}"
+            wrong = batch.wait({test.gtest_name: test.timeout for test in tests})
+        finally:
+            batch.end()
+        output, status = batch.said() + wrong, batch.process.returncode
+        at = (batch.begun() or [tests[-1].gtest_name])[-1]
+        if wrong or not report.exists():
+            return {}, at, output + f"\nthe process ended with status {status}"
         results = {}
         for suite in json.loads(report.read_text())["testsuites"]:
             for test in suite["testsuite"]:
@@ -88,25 +161,28 @@ def run_process(tests):
                 results[f'{suite["name"]}.{test["name"]}'] = result, float(test["time"].rstrip("s"))
         # A test whose process fails after its report, as sanitizers have it, has not passed.
         if status != 0 and all(result != "Failed" for result, _ in results.values()):
-            return {}, output + f"\nthe process ended with status {status}"
-        return results, output
+            return {}, at, output + f"\nthe process ended with status {status}"
+        return results, at, output
 
 
 def run_batch(tests):
     """Returns [(test, result, seconds, output)]."""
-    results, _ = run_process(tests)
+    results, at, told = run_process(tests)
     outcomes = []
     for test in tests:
         result, seconds = results.get(test.gtest_name, ("Failed", 0.0))
         output = ""
         if result == "Failed":
-            alone, output = run_process([test])
+            alone, _, output = run_process([test])
             again, seconds = alone.get(test.gtest_name, ("Failed", seconds))
             if again != "Failed" and test.gtest_name in results:
-                result = "Failed beside others of its suite, and not alone"
+                result = BESIDE_OTHERS
             elif again != "Failed":
                 result = again  # another test ended the process that it was in
         outcomes.append((test, result, seconds, output))
+    if not results and all(result in ("Passed", "Skipped") for _, result, _, _ in outcomes):
+        outcomes = [(test, BESIDE_OTHERS, seconds, told) if test.gtest_name == at else (test, result, seconds, output)
+                    for test, result, seconds, output in outcomes]
     return outcomes
 
 

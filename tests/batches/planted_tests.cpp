@@ -47,4 +47,27 @@ TEST(PlantedSleep, TakesTooLong) {
   std::this_thread::sleep_for(std::chrono::seconds(60));
 }
 
+// Locks as they are in a process that has forked.
+TEST(PlantedHang, Passes) {
+  ++num_run;
+}
+TEST(PlantedHang, HangsBesideOthers) {
+  if (num_run > 0) std::this_thread::sleep_for(std::chrono::seconds(60));
+}
+TEST(PlantedHang, PassesBehind) {}
+
+TEST(PlantedCrashBesideOthers, Passes) {
+  ++num_run;
+}
+TEST(PlantedCrashBesideOthers, Aborts) {
+  if (num_run > 0) std::abort();
+}
+
+// Holds the test's standard output open for as long as it lives.
+TEST(PlantedProcess, OutlivesItsTest) {
+  if (fork() == 0) {
+    for (;;) pause();
+  }
+}
+
 }  // namespace

@@ -1,4 +1,5 @@
 """tests/run_batched.py finds every planted failure, and nothing else: run_batched_test.py PLANTED_TESTS."""
+import contextlib
 import pathlib
 import re
 import subprocess
@@ -13,6 +14,9 @@ FAILED = {
     "PlantedCrash.Aborts": "Failed",
     "PlantedEnd.LeavesAStatus": "Failed",
     "PlantedSleep.TakesTooLong": "Failed",
+    "PlantedHang.HangsBesideOthers": "Failed beside others of its suite, and not alone",
+    "PlantedCrashBesideOthers.Aborts": "Failed beside others of its suite, and not alone",
+    "PlantedProcess.OutlivesItsTest": "Failed",
 }
 
 
@@ -26,6 +30,15 @@ def names_of(program):
         elif word.endswith("."):
             suite = word
     return names
+
+
+def processes_of(program):
+    found = []
+    for entry in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (entry / "exe").readlink() == pathlib.Path(program):
+                found.append(entry.name)
+    return found
 
 
 def run(build, *options):
@@ -49,6 +62,8 @@ def main(program):
         found = dict(re.findall(r"^\t- (\S+) \((.*)\)$", said, re.MULTILINE))
         assert status == 1 and found == FAILED, said
         assert f"{len(names) - len(FAILED)} of {len(names)} tests passed in batches, 1 of them skipped" in said, said
+        assert "Timeout: PlantedHang.HangsBesideOthers took over 2 s" in said, said
+        assert "it left processes behind" in said and not processes_of(program), said
         assert said.count("as planted") >= 1 and "Other.Fails" in said, said
 
         good = "^(" + "|".join(re.escape(name) for name in sorted(set(names) - set(FAILED)) + ["Other.Passes"]) + ")$"
