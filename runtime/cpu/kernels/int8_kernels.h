@@ -195,8 +195,6 @@ const Int8Kernels& int8_kernels_amx();
 const Int8Kernels& int8_kernels_neon();
 const Int8Kernels& int8_kernels_dotprod();
 const Int8Kernels& int8_kernels_i8mm();
-const Int8Tiles& int8_tiles_avx2();
-const Int8Tiles& int4_tiles_avx2();
 
 // Throws std::invalid_argument if this CPU lacks `isa`.
 const Int8Kernels& int8_kernels(Isa isa);
