@@ -17,7 +17,7 @@ endif()
 function(pare_sources_of_architecture PARE_LIST)
   if(PARE_ARCHITECTURE STREQUAL "aarch64")
     # Products of parts in bfloat16 are for AMX and AVX512-BF16; bf16_linear_aarch64.cpp stands in their place.
-    list(FILTER ${PARE_LIST} EXCLUDE REGEX "[_/](x86|avx2|avx512|vnni|avx512bf16|amx)\\.cpp$")
+    list(FILTER ${PARE_LIST} EXCLUDE REGEX "[_/](x86|avx2|avxvnni|avx512|vnni|avx512bf16|amx)\\.cpp$")
     list(FILTER ${PARE_LIST} EXCLUDE REGEX "/(check_processor|bf16_linear)\\.cpp$")
   else()
     list(FILTER ${PARE_LIST} EXCLUDE REGEX "_(aarch64|neon|dotprod|i8mm)\\.cpp$")

@@ -123,6 +123,8 @@ EVALUATION_KEY = re.compile(r'\.key = "(\w+)"')
 # Each top folder of the programs has its namespace. What the library offers to other programs is in `pare` itself.
 NAMESPACE = re.compile(r"^namespace pare\b(?:::(\w+))?")
 PUBLIC = ("runtime/api/", "python/")
+# The files of a module for several instruction sets count as one.
+KERNEL_SUFFIX = r"_(avx2|avxvnni|avx512|vnni|avx512bf16|amx|neon|dotprod|i8mm|x86|aarch64)?(_?kernels)?$"
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
@@ -141,7 +143,7 @@ def crowded_folders(files, root):
     for file in files:
         if file.name.endswith("_test.cpp") or file.name.startswith("fuzz_"):
             continue
-        stem = re.sub(r"_(avx2|avx512|vnni|avx512bf16|amx|neon|dotprod|i8mm|x86|aarch64)?(_?kernels)?$", "", file.stem)
+        stem = re.sub(KERNEL_SUFFIX, "", file.stem)
         modules.setdefault(file.parent.relative_to(root).as_posix(), set()).add(stem)
     for folder, names in sorted(modules.items()):
         if len(names) > MAX_MODULES:

@@ -16,7 +16,7 @@ import tempfile
 
 # Of each architecture: the sets beyond the baseline, the fewest objects for them, the option that a planted one takes.
 ARCHITECTURES = {
-    "x86": (("avx512", "vnni", "avx512bf16", "amx"), 11, "-mavx512f"),
+    "x86": (("avx512", "avxvnni", "vnni", "avx512bf16", "amx"), 13, "-mavx512f"),
     "aarch64": (("dotprod", "i8mm"), 3, "-march=armv8.2-a+dotprod"),
 }
 # Data that holds a pointer, which every object with exceptions has: no code.

@@ -7,7 +7,14 @@ from compare_case import (
 )
 
 STORIES_FILE = "calibration_data/stories.txt"
-ISAS = {"avx2": "avx2", "avx512": "avx512f", "vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "amx": "amx_int8"}
+ISAS = {
+    "avx2": "avx2",
+    "avxvnni": "avx_vnni",
+    "avx512": "avx512f",
+    "vnni": "avx512_vnni",
+    "avx512bf16": "avx512_bf16",
+    "amx": "amx_int8",
+}
 
 
 def runtime():

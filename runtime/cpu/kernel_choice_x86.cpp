@@ -30,6 +30,7 @@ const RoofKernels& roof_kernels(Isa isa) {
 
 const DigitKernels* digit_kernels(Isa isa) {
   if (isa >= Isa::vnni) return &digit_kernels_vnni();
+  if (isa == Isa::avxvnni) return &digit_kernels_avxvnni();
   return isa == Isa::avx2 ? &digit_kernels_avx2() : nullptr;
 }
 
@@ -45,7 +46,9 @@ const Int8RowKernels& int8_row_kernels(Isa isa) {
 
 const Int8Kernels& int8_kernels(Isa isa) {
   require_isa(isa);
-  return isa == Isa::amx ? int8_kernels_amx() : isa >= Isa::vnni ? int8_kernels_vnni() : int8_kernels_avx2();
+  if (isa == Isa::amx) return int8_kernels_amx();
+  if (isa >= Isa::vnni) return int8_kernels_vnni();
+  return isa == Isa::avxvnni ? int8_kernels_avxvnni() : int8_kernels_avx2();
 }
 
 }  // namespace pare::runtime

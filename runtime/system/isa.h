@@ -7,11 +7,11 @@
 
 namespace pare::runtime {
 
-// Weakest first of each architecture; each includes the ones before it. On x86-64 vnni differs from avx512 in products
-// of 8-bit codes and in decode of few bits, avx512bf16 from vnni in products of many rows of inputs in bfloat16, and
-// amx in all products of many rows. On AArch64 dotprod differs from neon as vnni does from avx512, and i8mm from
-// dotprod in products of 8-bit codes of many rows.
-enum class Isa : uint8_t { avx2, avx512, vnni, avx512bf16, amx, neon, dotprod, i8mm };
+// Weakest first of each architecture. Each includes the ones before it, but not all CPUs with avx512 have avxvnni. On
+// x86-64 avxvnni and vnni differ from avx2 and avx512 in products of 8-bit codes and in decode of few bits,
+// avx512bf16 from vnni in products of many rows of inputs in bfloat16, and amx in all products of many rows. On AArch64
+// dotprod differs from neon as vnni does from avx512, and i8mm from dotprod in products of 8-bit codes of many rows.
+enum class Isa : uint8_t { avx2, avxvnni, avx512, vnni, avx512bf16, amx, neon, dotprod, i8mm };
 // Those of the architecture that the program is for.
 extern const std::span<const Isa> kIsas;
 
@@ -30,10 +30,14 @@ inline constexpr char kIsaVariable[] = "PARE_ISA";
 bool supports_isa(Isa isa);
 // Returns the widest supported set. Throws what supports_isa throws.
 Isa detect_isa();
-// Throws std::invalid_argument if supports_isa returns false. The message names the widest set that there is.
+// Throws std::invalid_argument if supports_isa returns false. The message names the widest set that there is, and those
+// below it that are not.
 void require_isa(Isa isa);
 // Returns the widest set of the CPU and the system, whatever PARE_ISA says. Throws std::runtime_error as supports_isa.
 Isa find_widest_of_machine();
+// True if the CPU has `isa`, which is at most as wide as find_widest_of_machine() says. False for avxvnni on a CPU with
+// AVX-512 that has no AVX-VNNI.
+bool machine_includes(Isa isa);
 
 // True if LibTorch multiplies matrices of bfloat16 by instructions made for it (AVX-512 BF16, AMX), which takes about
 // half the time of float32. Otherwise it converts, and is slower. PARE_ISA takes these away together with VNNI.
@@ -42,7 +46,7 @@ bool multiplies_bfloat16();
 // Returns the instruction set of the kernels that work in float32.
 constexpr Isa float_isa(Isa isa) {
   if (isa >= Isa::neon) return Isa::neon;
-  return isa < Isa::avx512 ? isa : Isa::avx512;
+  return isa < Isa::avx512 ? Isa::avx2 : Isa::avx512;
 }
 
 }  // namespace pare::runtime

@@ -19,6 +19,10 @@ Isa find_widest_of_machine() {
   return (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0 ? Isa::i8mm : Isa::dotprod;
 }
 
+bool machine_includes(Isa /*isa*/) {
+  return true;
+}
+
 // There is no LibTorch in programs for AArch64.
 bool multiplies_bfloat16() {
   return false;

@@ -4,11 +4,12 @@
 
 #include "runtime/system/amx.h"
 #include "runtime/system/isa.h"
+#include "runtime/system/isa_avxvnni.h"
 
 namespace pare::runtime {
 namespace {
 
-constexpr Isa kSets[] = {Isa::avx2, Isa::avx512, Isa::vnni, Isa::avx512bf16, Isa::amx};
+constexpr Isa kSets[] = {Isa::avx2, Isa::avxvnni, Isa::avx512, Isa::vnni, Isa::avx512bf16, Isa::amx};
 
 // clang up to 16 does not know F16C by name.
 bool has_f16c() {
@@ -35,10 +36,14 @@ Isa find_widest_of_machine() {
     throw std::runtime_error(
         "this CPU lacks AVX2, FMA or F16C, which pare's kernels need (any x86-64 of the last ten years has them)");
   }
-  if (!has_avx512()) return Isa::avx2;
+  if (!has_avx512()) return has_avxvnni() ? Isa::avxvnni : Isa::avx2;
   if (!__builtin_cpu_supports("avx512vnni")) return Isa::avx512;
   if (request_amx()) return Isa::amx;
   return __builtin_cpu_is("amd") && __builtin_cpu_supports("avx512bf16") ? Isa::avx512bf16 : Isa::vnni;
+}
+
+bool machine_includes(Isa isa) {
+  return isa != Isa::avxvnni || has_avxvnni();
 }
 
 bool multiplies_bfloat16() {

@@ -1,7 +1,7 @@
 // Products with 8-bit activations: Gop/s of every path this machine has, beside the register roofs of VNNI and AMX and
 // beside oneDNN, all in the same run. A multiply and an add are two operations. Every figure is the best of many short
 // rounds, since other processes only ever slow one down; the contestants take turns round by round, so that a busy
-// machine is unfair to none.
+// machine is unfair to none. avxvnni* is that path by AVX-512's encoding of its instruction (evex_dot.h).
 //
 //   bench_int8 [threads [M K N]]
 //
@@ -19,11 +19,13 @@
 #include <string>
 #include <vector>
 
+#include "runtime/cpu/kernels/int8_avxvnni_kernels.h"
 #include "runtime/cpu/kernels/int8_kernels.h"
 #include "runtime/cpu/roof.h"
 #include "runtime/system/aligned_memory.h"
 #include "tests/bench/int8_roofs.h"
 #include "tests/bench/onednn_int8.h"
+#include "tests/runtime/cpu/evex_dot.h"
 
 namespace pare {
 using namespace runtime;
@@ -135,15 +137,33 @@ struct Roofs {
   double vnni, amx;
 };
 
-void bench(const Shape& shape, const std::vector<Isa>& isas, int num_threads, const Roofs& roofs) {
+struct Path {
+  std::string name;
+  const Int8Kernels& kernels;
+};
+
+std::vector<Path> paths_of_machine() {
+  std::vector<Path> paths;
+  for (const Isa isa : {Isa::avx2, Isa::avxvnni, Isa::vnni, Isa::amx}) {
+    if (supports_isa(isa)) {
+      paths.push_back({std::string(isa_name(isa)), int8_kernels(isa)});
+    } else if (isa == Isa::avxvnni && EvexVnni::is_there()) {
+      static const Int8Kernels by_evex = make_avxvnni_kernels<EvexVnni>();
+      paths.push_back({"avxvnni*", by_evex});
+    }
+  }
+  return paths;
+}
+
+void bench(const Shape& shape, const std::vector<Path>& paths, int num_threads, const Roofs& roofs) {
   std::mt19937 random(1);
   const Operands w8(shape, WeightFormat::int8, 0, random);
   const Operands w4(shape, WeightFormat::int4, 64, random);
   std::vector<Contestant> contestants;
-  for (const Isa isa : isas) {
-    const Int8Kernels& kernels = int8_kernels(isa);
+  for (const Path& path : paths) {
+    const Int8Kernels& kernels = path.kernels;
     auto add = [&](const std::string& name, const Operands& operands, const OutlierColumns* outliers) {
-      contestants.push_back({name + " " + std::string(isa_name(isa)), [&, outliers] {
+      contestants.push_back({name + " " + path.name, [&, outliers] {
                                int8_multiply(kernels, operands.weights, operands.rows, shape.m, outliers,
                                              reinterpret_cast<float*>(operands.y.get()), shape.n, num_threads);
                              }});
@@ -169,20 +189,17 @@ void bench(const Shape& shape, const std::vector<Isa>& isas, int num_threads, co
 void run(int argc, char** argv) {
   const int num_threads = argc > 1 ? std::stoi(argv[1]) : omp_get_max_threads();
   omp_set_num_threads(num_threads);
-  std::vector<Isa> isas;
-  for (const Isa isa : {Isa::avx2, Isa::vnni, Isa::amx}) {
-    if (supports_isa(isa)) isas.push_back(isa);
-  }
+  const std::vector<Path> paths = paths_of_machine();
   Roofs roofs{};
   if (supports_isa(Isa::vnni)) roofs.vnni = roof_gops(vnni_roof(), num_threads);
   if (supports_isa(Isa::amx)) roofs.amx = roof_gops(amx_roof(), num_threads);
   std::printf("%d threads; roofs: VNNI %.0f Gop/s, AMX %.0f Gop/s; %s\n", num_threads, roofs.vnni, roofs.amx,
               onednn_description().c_str());
   if (argc > 4) {
-    bench({std::stoll(argv[2]), std::stoll(argv[3]), std::stoll(argv[4])}, isas, num_threads, roofs);
+    bench({std::stoll(argv[2]), std::stoll(argv[3]), std::stoll(argv[4])}, paths, num_threads, roofs);
     return;
   }
-  for (const Shape& shape : kShapes) bench(shape, isas, num_threads, roofs);
+  for (const Shape& shape : kShapes) bench(shape, paths, num_threads, roofs);
 }
 
 }  // namespace

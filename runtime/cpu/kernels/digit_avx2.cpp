@@ -1,26 +1,16 @@
-// The AVX2 path of digit_kernels.h.
+// The avx2 path of digit_kernels.h; digit_avx2_kernels.h has the loop over blocks.
 //
-// CODES are 8 outputs x 4 positions in a register, as unsigned bytes: the stored two's complement with its top bit
-// turned is the code itself. vpmaddubsw multiplies them by a digit of 4 positions and adds pairs, of at most 2 * (2^b -
-// 1) * 128. Sums of kUnitsPerSum units still fit 16 bits; then vpmaddwd widens them.
+// vpmaddubsw multiplies codes by a digit of 4 positions and adds pairs, of at most 2 * (2^b - 1) * 128. Sums of some
+// units still fit 16 bits; then vpmaddwd widens them.
 //
-// The digits of a row are made here for both paths.
-//
-// Oracle: tests/runtime/cpu/cpu_linear_test.cpp (plain loops in double). Speed: tests/bench/linear_bench.cpp.
-#include "runtime/cpu/kernels/digit_kernels.h"
-
+// The digits of a row are made here for all paths of x86-64.
 #include <immintrin.h>
 
-#include <cstring>
-
+#include "runtime/cpu/kernels/digit_avx2_kernels.h"
 #include "runtime/cpu/kernels/digit_scale.h"
-#include "runtime/cpu/kernels/linear_formats_avx2.h"
 
 namespace pare::runtime {
 namespace {
-
-constexpr int kHalves = 2;
-constexpr int64_t kPrefetchBytes = 2048;
 
 // --- digits ---
 
@@ -111,203 +101,83 @@ void prepare(const float* x, int64_t num_groups, int64_t group_len, uint8_t* byt
   }
 }
 
-// --- codes ---
+// --- products ---
 
-inline __m256i broadcast_word(const void* bytes) {
-  int32_t word;
-  std::memcpy(&word, bytes, 4);
-  return _mm256_set1_epi32(word);
+// The units of a block whose sums fit 16 bits.
+template <class Codes>
+constexpr int units_per_sum() {
+  constexpr int kLargestOfUnit = Codes::kSets * 2 * ((1 << Codes::kBits) - 1) * 128;
+  constexpr int kFitting = 0x7FFF / kLargestOfUnit, kOfBlock = kDigitBlock / unit_shape(Codes::kFormat).num_k;
+  return kFitting < kOfBlock ? kFitting : kOfBlock;
 }
 
-// Each format has kSets registers of codes in a unit and half; load gives kSetsTogether of them, from `first` on. Their
-// digits stand kSetsAtOnce x 4 bytes after one another.
-struct CodesOfInt4 {
-  static constexpr WeightFormat kFormat = WeightFormat::int4;
-  static constexpr int kBits = 4, kSets = 2, kSetsAtOnce = 2, kSetsTogether = 2;
-  static constexpr int kUnitsPerSum = 4;  // 4 * 2 * 2 * 15 * 128 = 30720
-  static void load(const uint8_t* unit, int /*first*/, __m256i (&codes)[kHalves][kSetsTogether]) {
-    const __m256i low = _mm256_set1_epi8(0x0F);
+struct PairDot {
+  template <class Codes>
+  static void add_block(const uint8_t* unit, const uint8_t* x, int num_units, BlockSums& sums) {
+    constexpr int kUnits = units_per_sum<Codes>();
+#pragma GCC unroll 2
     for (int half = 0; half < kHalves; ++half) {
-      const __m256i word = _mm256_xor_si256(load_half(unit, half), _mm256_set1_epi8(static_cast<char>(0x88)));
-      codes[half][0] = _mm256_and_si256(word, low);
-      codes[half][1] = _mm256_and_si256(_mm256_srli_epi16(word, 4), low);
-    }
-  }
-};
-
-struct CodesOfInt2 {
-  static constexpr WeightFormat kFormat = WeightFormat::int2;
-  static constexpr int kBits = 2, kSets = 4, kSetsAtOnce = 4, kSetsTogether = 2;
-  static constexpr int kUnitsPerSum = 8;  // 8 * 4 * 2 * 3 * 128 = 24576
-  static void load(const uint8_t* unit, int first, __m256i (&codes)[kHalves][kSetsTogether]) {
-    const __m256i low = _mm256_set1_epi8(0x03);
-    for (int half = 0; half < kHalves; ++half) {
-      const __m256i word = _mm256_xor_si256(load_half(unit, half), _mm256_set1_epi8(static_cast<char>(0xAA)));
-      codes[half][0] = _mm256_and_si256(_mm256_srli_epi16(word, 2 * first), low);
-      codes[half][1] = _mm256_and_si256(_mm256_srli_epi16(word, 2 * first + 2), low);
-    }
-  }
-};
-
-struct CodesOfInt3 {
-  static constexpr WeightFormat kFormat = WeightFormat::int3;
-  static constexpr int kBits = 3, kSets = 8, kSetsAtOnce = 4, kSetsTogether = 2;
-  static constexpr int kUnitsPerSum = 2;  // 2 * 8 * 2 * 7 * 128 = 28672
-  static void load(const uint8_t* unit, int first, __m256i (&codes)[kHalves][kSetsTogether]) {
-    for (int half = 0; half < kHalves; ++half) {
-      const __m256i low = load_half(unit + 64 * (first / kSetsAtOnce), half);
-      const __m256i turned_top = _mm256_xor_si256(load_half(unit + 128, half), _mm256_set1_epi8(-1));
-      for (int s = 0; s < kSetsTogether; ++s) {
-        const int set = first + s;  // the top bit of its codes in their bytes
-        const __m256i top = set >= 2 ? _mm256_srli_epi16(turned_top, set - 2) : _mm256_slli_epi16(turned_top, 2 - set);
-        codes[half][s] =
-            _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(low, 2 * (set % kSetsAtOnce)), _mm256_set1_epi8(3)),
-                            _mm256_and_si256(top, _mm256_set1_epi8(4)));
-      }
-    }
-  }
-};
-
-// Sums of a block: [half][digit].
-using BlockSums = __m256i[kHalves][kNumDigits];
-
-// sums += the products of num_units <= kUnitsPerSum units with a row's digits. Both halves share each digit's load.
-template <class Codes>
-[[gnu::always_inline]] inline void add_units(const uint8_t* unit, const uint8_t* x, int num_units, BlockSums& sums) {
-  constexpr int64_t kBytes = unit_shape(Codes::kFormat).num_bytes;
-  constexpr int64_t kDigitBytes = kNumDigits * unit_shape(Codes::kFormat).num_k;
-  constexpr int kDigitStride = 4 * Codes::kSetsAtOnce;
-  __m256i pairs[kHalves][kNumDigits];
 #pragma GCC unroll 3
-  for (int d = 0; d < kNumDigits; ++d) pairs[0][d] = pairs[1][d] = _mm256_setzero_si256();
-#pragma GCC unroll 1  // more would spill sums
-  for (int u = 0; u < num_units; ++u, unit += kBytes, x += kDigitBytes) {
-    for (int64_t line = 0; line < kBytes; line += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(unit + kPrefetchBytes + line), _MM_HINT_T0);
+      for (int d = 0; d < kNumDigits; ++d) sums[half][d] = _mm256_setzero_si256();
     }
+    int u = 0;
+    for (; u + kUnits <= num_units; u += kUnits) {
+      add_units<Codes>(unit, x, kUnits, sums);
+      unit += kUnits * unit_shape(Codes::kFormat).num_bytes;
+      x += kUnits * kNumDigits * unit_shape(Codes::kFormat).num_k;
+    }
+    if (u < num_units) add_units<Codes>(unit, x, num_units - u, sums);
+  }
+
+  // sums += the products of num_units <= units_per_sum() units with a row's digits. Both halves share the loads of
+  // digits.
+  template <class Codes>
+  [[gnu::always_inline]] static void add_units(const uint8_t* unit, const uint8_t* x, int num_units, BlockSums& sums) {
+    constexpr int kSetsTogether = 2;
+    __m256i pairs[kHalves][kNumDigits];
+#pragma GCC unroll 3
+    for (int d = 0; d < kNumDigits; ++d) pairs[0][d] = pairs[1][d] = _mm256_setzero_si256();
+#pragma GCC unroll 1  // more would spill sums
+    for (int u = 0; u < num_units; ++u) {
+      prefetch_unit<Codes>(unit);
 #pragma GCC unroll 4
-    for (int first = 0; first < Codes::kSets; first += Codes::kSetsTogether) {
-      __m256i codes[kHalves][Codes::kSetsTogether];
-      Codes::load(unit, first, codes);
+      for (int first = 0; first < Codes::kSets; first += kSetsTogether) {
+        __m256i codes[kHalves][kSetsTogether];
+        for (int half = 0; half < kHalves; ++half) {
+          for (int s = 0; s < kSetsTogether; ++s) codes[half][s] = Codes::load(unit, half, first + s);
+        }
+#pragma GCC unroll 3
+        for (int d = 0; d < kNumDigits; ++d) {
+#pragma GCC unroll 4
+          for (int s = 0; s < kSetsTogether; ++s) {
+            const __m256i digits = broadcast_word(x + digits_of_set<Codes>(first + s, d));
+#pragma GCC unroll 2
+            for (int half = 0; half < kHalves; ++half) {
+              pairs[half][d] = _mm256_add_epi16(pairs[half][d], _mm256_maddubs_epi16(codes[half][s], digits));
+            }
+          }
+        }
+      }
+      unit += unit_shape(Codes::kFormat).num_bytes;
+      x += kNumDigits * unit_shape(Codes::kFormat).num_k;
+    }
+    const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 2
+    for (int half = 0; half < kHalves; ++half) {
 #pragma GCC unroll 3
       for (int d = 0; d < kNumDigits; ++d) {
-#pragma GCC unroll 4
-        for (int s = 0; s < Codes::kSetsTogether; ++s) {
-          const int set = first + s;
-          const __m256i digits = broadcast_word(x + set / Codes::kSetsAtOnce * kNumDigits * kDigitStride +
-                                                d * kDigitStride + set % Codes::kSetsAtOnce * 4);
-#pragma GCC unroll 2
-          for (int half = 0; half < kHalves; ++half) {
-            pairs[half][d] = _mm256_add_epi16(pairs[half][d], _mm256_maddubs_epi16(codes[half][s], digits));
-          }
-        }
+        sums[half][d] = _mm256_add_epi32(sums[half][d], _mm256_madd_epi16(pairs[half][d], ones));
       }
     }
   }
-  const __m256i ones = _mm256_set1_epi16(1);
-#pragma GCC unroll 2
-  for (int half = 0; half < kHalves; ++half) {
-#pragma GCC unroll 3
-    for (int d = 0; d < kNumDigits; ++d) {
-      sums[half][d] = _mm256_add_epi32(sums[half][d], _mm256_madd_epi16(pairs[half][d], ones));
-    }
-  }
-}
-
-template <class Codes>
-inline void add_block(const uint8_t* unit, const uint8_t* x, int num_units, BlockSums& sums) {
-  constexpr int kUnits = Codes::kUnitsPerSum;
-#pragma GCC unroll 2
-  for (int half = 0; half < kHalves; ++half) {
-#pragma GCC unroll 3
-    for (int d = 0; d < kNumDigits; ++d) sums[half][d] = _mm256_setzero_si256();
-  }
-  int u = 0;
-  for (; u + kUnits <= num_units; u += kUnits) {
-    add_units<Codes>(unit, x, kUnits, sums);
-    unit += kUnits * unit_shape(Codes::kFormat).num_bytes;
-    x += kUnits * kNumDigits * unit_shape(Codes::kFormat).num_k;
-  }
-  if (u < num_units) add_units<Codes>(unit, x, num_units - u, sums);
-}
-
-template <class Codes, int kRows>
-void gemv(const PanelRun& run, const DigitRows& x, float* y, int64_t y_stride) {
-  constexpr UnitShape kUnit = unit_shape(Codes::kFormat);
-  const int64_t line_bytes = scale_line_bytes(run);
-  const uint8_t* bytes = run.lines;
-  const uint8_t* scales = run.scales;
-  const uint8_t* zeros = run.zeros;
-  for (int64_t out = 0; out < run.num_outs; out += kPanel) {
-    __m256 total[kRows][kHalves];
-    for (int half = 0; half < kHalves; ++half) {
-      const __m256 bias = run.bias ? _mm256_loadu_ps(run.bias + out + kHalf * half) : _mm256_setzero_ps();
-      for (int r = 0; r < kRows; ++r) total[r][half] = bias;
-    }
-    const uint8_t* digits = x.bytes;
-    int64_t block = 0;
-    for (int64_t group = 0; group < run.num_groups; ++group) {
-      __m256 group_sum[kRows][kHalves];
-      __m256i zero[kHalves];
-      for (int half = 0; half < kHalves; ++half) {
-        zero[half] = _mm256_setzero_si256();
-        if (zeros != nullptr) {
-          zero[half] = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(zeros + kHalf * half)));
-        }
-        for (int r = 0; r < kRows; ++r) group_sum[r][half] = _mm256_setzero_ps();
-      }
-      for (int64_t begin = 0; begin < run.group_len; begin += kDigitBlock, ++block) {
-        const int64_t num_k = run.group_len - begin < kDigitBlock ? run.group_len - begin : kDigitBlock;
-#pragma GCC unroll 2
-        for (int r = 0; r < kRows; ++r) {
-          const int64_t at = r * x.num_blocks + block;
-          BlockSums sums;
-          add_block<Codes>(bytes, digits + r * x.byte_stride, static_cast<int>(num_k / kUnit.num_k), sums);
-#pragma GCC unroll 2
-          for (int half = 0; half < kHalves; ++half) {
-#pragma GCC unroll 3
-            for (int d = 0; d < kNumDigits; ++d) {
-              const __m256i sum = _mm256_set1_epi32(x.sums[at * kNumDigits + d]);
-              sums[half][d] =
-                  _mm256_sub_epi32(sums[half][d], zeros != nullptr ? _mm256_mullo_epi32(zero[half], sum)
-                                                                   : _mm256_slli_epi32(sum, Codes::kBits - 1));
-            }
-            const __m256i upper = _mm256_add_epi32(_mm256_slli_epi32(sums[half][2], 8), sums[half][1]);
-            const __m256 joined =
-                _mm256_fmadd_ps(_mm256_cvtepi32_ps(upper), _mm256_set1_ps(256.0f), _mm256_cvtepi32_ps(sums[half][0]));
-            group_sum[r][half] = _mm256_fmadd_ps(joined, _mm256_set1_ps(x.scales[at]), group_sum[r][half]);
-          }
-        }
-        bytes += num_k / kUnit.num_k * kUnit.num_bytes;
-        digits += kNumDigits * num_k;
-      }
-      for (int half = 0; half < kHalves; ++half) {
-        const __m256 scale = load_scales(run, scales, half);
-        for (int r = 0; r < kRows; ++r) total[r][half] = _mm256_fmadd_ps(scale, group_sum[r][half], total[r][half]);
-      }
-      scales += line_bytes;
-      if (zeros != nullptr) zeros += kPanel;
-    }
-    for (int half = 0; half < kHalves; ++half) {
-      const __m256i mask = lane_mask(run.num_outs - out - kHalf * half);
-      for (int r = 0; r < kRows; ++r) _mm256_maskstore_ps(y + r * y_stride + out + kHalf * half, mask, total[r][half]);
-    }
-  }
-}
-
-template <class Codes, class Digits>
-void add_format(DigitKernels& kernels) {
-  const int format = static_cast<int>(Codes::kFormat);
-  kernels.prepare[format] = prepare<Digits>;
-  kernels.gemv[format][0] = gemv<Codes, 1>;
-  kernels.gemv[format][1] = gemv<Codes, 2>;
-}
+};
 
 DigitKernels make_kernels() {
   DigitKernels kernels{};
-  add_format<CodesOfInt4, DigitsOfInt4>(kernels);
-  add_format<CodesOfInt3, DigitsOfInt2>(kernels);
-  add_format<CodesOfInt2, DigitsOfInt2>(kernels);
+  kernels.prepare[static_cast<int>(WeightFormat::int4)] = prepare<DigitsOfInt4>;
+  kernels.prepare[static_cast<int>(WeightFormat::int3)] = prepare<DigitsOfInt2>;
+  kernels.prepare[static_cast<int>(WeightFormat::int2)] = prepare<DigitsOfInt2>;
+  set_gemvs<PairDot>(kernels);
   return kernels;
 }
 

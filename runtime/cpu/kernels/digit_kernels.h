@@ -52,8 +52,9 @@ struct DigitKernels {
   DigitGemvKernel gemv[kNumWeightFormats][kMaxGemvRows];  // [format][rows - 1]
 };
 
-// Rows: up to 2 (avx2) and 4 (vnni, dotprod), as LinearKernels of the same set.
+// Rows: up to 2 (avx2, avxvnni) and 4 (vnni, dotprod), as LinearKernels of the same set.
 const DigitKernels& digit_kernels_avx2();
+const DigitKernels& digit_kernels_avxvnni();
 const DigitKernels& digit_kernels_vnni();
 const DigitKernels& digit_kernels_dotprod();
 

@@ -20,6 +20,7 @@
 //   avx2    weights and activations widened to 16 bits, vpmaddwd: nothing saturates. vpmaddubsw alone would
 //           (255 * 127 * 2 > 32767). It serves int4 codes only: 15 * 128 * 2 fits, and for many rows four times
 //           15 * 255 * 2, of activations offset by 128.
+//   avxvnni vpdpbusd of 256-bit registers, as vnni with those of 512.
 //   vnni    vpdpbusd multiplies unsigned by signed bytes: activations are offset by 128; 128 * sum(c) is subtracted.
 //   amx     tdpbssd on tiles of 16 rows x 64 bytes; at most max_gemv_rows rows take the vnni kernels, since a tile of
 //           few rows wastes the rest. Written against tile operations (int8_amx_kernels.h), so that tests run the same
@@ -190,13 +191,12 @@ struct Int8Kernels {
 };
 
 const Int8Kernels& int8_kernels_avx2();
+const Int8Kernels& int8_kernels_avxvnni();
 const Int8Kernels& int8_kernels_vnni();
 const Int8Kernels& int8_kernels_amx();
 const Int8Kernels& int8_kernels_neon();
 const Int8Kernels& int8_kernels_dotprod();
 const Int8Kernels& int8_kernels_i8mm();
-const Int8Tiles& int8_tiles_avx2();
-const Int8Tiles& int4_tiles_avx2();
 
 // Throws std::invalid_argument if this CPU lacks `isa`.
 const Int8Kernels& int8_kernels(Isa isa);

@@ -265,10 +265,11 @@ inline std::string multiply_and_compare(const CpuPackedLinear& packed, const Exp
   return found;
 }
 
-// Returns the sets that this CPU has and whose kernels differ. Those of dotprod decode few bits by digits.
+// Returns the sets that this CPU has and whose kernels differ. Those of avxvnni, vnni and dotprod decode few bits by
+// digits.
 inline std::vector<Isa> supported_isas() {
   std::vector<Isa> isas = float_isas();
-  isas.push_back(Isa::dotprod);
+  isas.insert(isas.end(), {Isa::avxvnni, Isa::vnni, Isa::dotprod});
   std::erase_if(isas, [](Isa isa) {
     const bool is_missing = !supports_isa(isa);
     if (is_missing && float_isa(isa) == isa) std::cout << "not tested: this CPU lacks " << isa_name(isa) << "\n";
