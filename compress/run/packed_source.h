@@ -2,7 +2,8 @@
 //
 // - weights that are 2:4 in floating point, packed (runtime/containers/pare_sparse24.h): the same with their zeros;
 // - codes in the containers in which other programs publish models, such as fp8 (runtime/containers/fp8.h) or GPTQ,
-//   often without another original: what the codes stand for, in the model's own type, with inputs as they are.
+//   often without another original: what the codes stand for, in the model's own type, with inputs, keys and values as
+//   they are.
 #pragma once
 
 #include <filesystem>
@@ -18,12 +19,15 @@ namespace pare::compress {
 // Whether the checkpoint has packed weights, none of them codes, and rounds no input.
 bool is_packed_source(const runtime::Checkpoint& checkpoint);
 // Returns the container of all its codes if other programs publish models in it: fp8, gptq, gptq-v2, awq-gemm,
-// bitsandbytes, bitsandbytes-nf4 or mlx. "" for any other checkpoint. What pare writes by default is none of them.
+// bitsandbytes, bitsandbytes-nf4, mlx, or compressed-tensors in a folder without pare.json. "" for any other
+// checkpoint, also for one in which nothing but inputs is rounded. What pare writes by default has an original to start
+// from.
 std::string published_codes(const runtime::Checkpoint& checkpoint);
 
 // Writes the same model into `directory`, every weight dense: config.json, weights, the small files that an
 // artifact takes over, and a pare.json that says which layers are pruned. Throws std::runtime_error for a source whose
-// files are not those that its pare.json lists, and for what cannot be written; Interrupted.
+// files are not those that its pare.json lists, and for what cannot be written; std::invalid_argument, before anything
+// is written, for codes of compressed-tensors that no layer of the model reads; Interrupted.
 void unpack_source(const runtime::Checkpoint& checkpoint, const std::filesystem::path& directory);
 
 // A model as it is named, as layerwise passes and students start from it: unpacked where it is a packed source. As
