@@ -23,6 +23,7 @@
 #include "runtime/containers/gptq.h"
 #include "runtime/containers/mlx.h"
 #include "runtime/containers/pare_sparse24.h"
+#include "runtime/model/checkpoint_files.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
@@ -136,13 +137,13 @@ std::optional<runtime::Checkpoint> open_packed(const fs::path& model) {
   return checkpoint;
 }
 
-runtime::MakeDirectory unpacking(const fs::path& model, bool unpacks, bool decodes, runtime::Progress& progress,
-                                 std::vector<std::string>& events) {
-  if (!unpacks) return {};
+runtime::MakeDirectory unpacking(const fs::path& model, const PlainSource::Options& options,
+                                 runtime::Progress& progress, std::vector<std::string>& events) {
+  if (!options.unpacks) return {};
   const std::optional<runtime::Checkpoint> source = open_packed(model);
   if (!source) return {};
   const std::string codes = published_codes(*source);
-  if (!codes.empty() && !decodes) return {};
+  if (!codes.empty() && !options.decodes) return {};
   events = runtime::events_of_links(runtime::find_small_files(model));
   if (!codes.empty()) {
     const bool rounds_cache = !runtime::cache_note(*source).empty();
@@ -150,12 +151,14 @@ runtime::MakeDirectory unpacking(const fs::path& model, bool unpacks, bool decod
                      std::string(runtime::dtype_name(model_dtype(*source))) + ", and its inputs" +
                      (rounds_cache ? ", keys and values" : "") +
                      " are not rounded: what its own rounding has lost stays lost");
-    progress.print("source: the " + codes + " codes of '" + model.string() + "' are decoded");
+    progress.print("source: the " + codes + " codes of '" + model.string() + "' are decoded" +
+                   (options.has_weights ? "" : " in the run"));
   } else {
-    progress.print("source: the 2:4 weights of '" + model.string() + "' are unpacked");
+    progress.print("source: the 2:4 weights of '" + model.string() + "' are unpacked" +
+                   (options.has_weights ? "" : " in the run"));
   }
-  return [](const fs::path& packed, const fs::path& directory) {
-    unpack_source(runtime::Checkpoint::open(packed), directory);
+  return [has_weights = options.has_weights](const fs::path& packed, const fs::path& directory) {
+    unpack_source(runtime::Checkpoint::open(packed), directory, has_weights);
   };
 }
 
@@ -188,10 +191,13 @@ std::string published_codes(const runtime::Checkpoint& checkpoint) {
   return name.empty() && checkpoint.quantization_method() == runtime::kMlx ? std::string(runtime::kMlx) : name;
 }
 
-void unpack_source(const runtime::Checkpoint& checkpoint, const fs::path& directory) {
+void unpack_source(const runtime::Checkpoint& checkpoint, const fs::path& directory, bool has_weights) {
   const Places places = places_of(checkpoint);
-  const std::map<std::string, std::string> inputs = input_hashes(checkpoint);
-  runtime::require_listed_hashes(checkpoint.directory(), inputs);
+  if (has_weights) {
+    runtime::require_listed_hashes(checkpoint.directory(), input_hashes(checkpoint));
+  } else {
+    runtime::require_listed_files(checkpoint.directory());
+  }
   fs::create_directories(directory);
   Json config =
       runtime::parse_ordered_json(checkpoint.config_json(), (checkpoint.directory() / "config.json").string());
@@ -207,6 +213,11 @@ void unpack_source(const runtime::Checkpoint& checkpoint, const fs::path& direct
   for (const runtime::LinearDescription& linear : places.packed) tensors.push_back(unpacked(checkpoint, linear));
   for (const std::string& name : places.others) tensors.push_back(source_tensor(checkpoint, name, name));
   give_stored_form(checkpoint, tensors);
+  if (!has_weights) {
+    runtime::write_safetensors_header(directory / runtime::kSingleFileName, std::move(tensors));
+    checkpoint.check_unchanged();
+    return;
+  }
   int64_t num_bytes = 0;
   for (const runtime::StreamedTensor& tensor : tensors) {
     num_bytes += runtime::TensorLayout{tensor.dtype, tensor.shape}.num_bytes();
@@ -216,7 +227,16 @@ void unpack_source(const runtime::Checkpoint& checkpoint, const fs::path& direct
   checkpoint.check_unchanged();
 }
 
-PlainSource::PlainSource(const fs::path& model, bool unpacks, runtime::Progress& progress, bool decodes)
-    : directory_(model, unpacking(model, unpacks, decodes, progress, events_)) {}
+PlainSource::PlainSource(const fs::path& model, const Options& options, runtime::Progress& progress)
+    : directory_(model, unpacking(model, options, progress, events_), options.has_weights),
+      has_weights_(options.has_weights || !directory_.is_temporary()) {
+  if (has_weights_) return;
+  // The run will need the room: its plan asks for it as well.
+  int64_t num_bytes = 0;
+  for (const fs::path& file : runtime::Checkpoint::open(path()).weight_files()) {
+    num_bytes += static_cast<int64_t>(fs::file_size(file));
+  }
+  runtime::require_temporary_space(model, num_bytes);
+}
 
 }  // namespace pare::compress

@@ -28,24 +28,36 @@ std::string published_codes(const runtime::Checkpoint& checkpoint);
 // artifact takes over, and a pare.json that says which layers are pruned. Throws std::runtime_error for a source whose
 // files are not those that its pare.json lists, and for what cannot be written; std::invalid_argument, before anything
 // is written, for codes of compressed-tensors that no layer of the model reads; Interrupted.
-void unpack_source(const runtime::Checkpoint& checkpoint, const std::filesystem::path& directory);
+// has_weights: false writes model.safetensors with a hole in the weights' place and reads none, for a plan; files are
+// then held against their pare.json by presence and size alone.
+void unpack_source(const runtime::Checkpoint& checkpoint, const std::filesystem::path& directory,
+                   bool has_weights = true);
 
 // A model as it is named, as layerwise passes and students start from it: unpacked where it is a packed source. As
 // ModelDirectory says otherwise.
 class PlainSource {
  public:
-  // unpacks: false leaves a packed source as it is, for what trains it so. decodes: false leaves codes as they are,
-  // since the run's own phases have made them.
-  PlainSource(const std::filesystem::path& model, bool unpacks, runtime::Progress& progress, bool decodes = true);
+  struct Options {
+    bool unpacks = true;      // false leaves a packed source as it is, for what trains it so
+    bool decodes = true;      // false leaves codes as they are, since the run's own phases have made them
+    bool has_weights = true;  // false makes what is unpacked, decoded or imported without its weights, for a plan
+  };
+  // Throws what ModelDirectory, Checkpoint::open and unpack_source throw. Without weights it also throws
+  // std::runtime_error if the folder for temporary files has no room for them.
+  PlainSource(const std::filesystem::path& model, const Options& options, runtime::Progress& progress);
 
   const std::filesystem::path& path() const { return directory_.path(); }
   // Of an unpacked source, events of files that are not taken over (events_of_links), which the unpacked one knows
   // nothing of, and of codes that were decoded.
   const std::vector<std::string>& events() const { return events_; }
+  // False: the folder has names, types and shapes of weights, and zeros in their place. So it is where the options ask
+  // for it and the model does not stand for itself.
+  bool has_weights() const { return has_weights_; }
 
  private:
   std::vector<std::string> events_;
   runtime::ModelDirectory directory_;
+  bool has_weights_;
 };
 
 }  // namespace pare::compress

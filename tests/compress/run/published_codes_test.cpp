@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "compress/run/packed_source.h"
+#include "runtime/files/npy.h"
 #include "runtime/files/safetensors.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/atomic_file.h"
@@ -158,6 +159,101 @@ TEST(PublishedCodes, RecipesStartFromThoseOfLlmCompressor) {
   refused(golden("llm_compressor/refused_quip"), "rotations that are multiplied into the weights");
   refused(golden("llm_compressor/refused_w4a4"), "expected 8");
   refused(golden("llm_compressor/refused_w4afp8"), "expected the type of the weights");
+}
+
+// The same folder with 0xff in place of every byte of a weight: no scale, factor or norm is a number any more. Shapes
+// that are stored as tensors stay.
+void copy_without_weights(const fs::path& model, const fs::path& copy) {
+  fs::create_directory(copy);
+  for (const auto& entry : fs::directory_iterator(model)) {
+    if (!entry.is_regular_file() || entry.path().extension() == ".safetensors") continue;
+    fs::copy_file(entry.path(), copy / entry.path().filename());
+  }
+  const SafetensorsFile file = SafetensorsFile::open(model / "model.safetensors");
+  std::vector<NamedTensor> tensors;
+  std::vector<std::vector<std::byte>> bytes;
+  bytes.reserve(file.tensors().size());
+  for (const auto& [name, view] : file.tensors()) {
+    const bool is_shape = view.dtype == DType::I64;
+    bytes.emplace_back(view.data.begin(), view.data.end());
+    if (!is_shape) std::ranges::fill(bytes.back(), std::byte{0xff});
+    tensors.push_back({name, view.dtype, view.shape, bytes.back()});
+  }
+  write_safetensors(copy / "model.safetensors", tensors);
+}
+
+// A dry run decodes nothing: a source whose weights are no numbers has the plan of the whole one, and of the decoded
+// one. The run itself finds the damage.
+TEST(PublishedCodes, APlanReadsNoWeights) {
+  const TemporaryFolder folder("published-plan");
+  const std::string passes = "passes:\n  - rtn: {bits: 3, group_size: 32}\n";
+  const auto plan = [&](const fs::path& model, const std::string& recipe) {
+    write_text(folder / "r.yaml", "model: " + model.string() + "\n" + recipe);
+    return run_pare({"run", (folder / "r.yaml").string(), "--out", (folder / "out").string(), "--dry-run", "--json"});
+  };
+  const auto sizes = [&](const Outcome& outcome) {
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    const Json report = outcome.status == 0 ? Json::parse(outcome.out) : Json::object();
+    return std::pair(report.value("predicted_output_bytes", 0), report.value("predicted_disk_bytes", 0));
+  };
+  for (const std::string name : {"llm_compressor/w4a16", "llm_compressor/nvfp4", "llm_compressor/experts_w4",
+                                 "auto_round/gptq_w4", "fp8/qwen3_moe_stacks", "mlx/w4"}) {
+    SCOPED_TRACE(name);
+    const fs::path copy = folder / name.substr(name.find('/') + 1), dense = copy.string() + "-dense";
+    copy_without_weights(golden(name), copy);
+    const Outcome without = plan(copy, passes);
+    EXPECT_NE(without.err.find("its weights are not read for a plan"), std::string::npos) << without.err;
+    unpack_source(Checkpoint::open(golden(name)), dense);
+    EXPECT_EQ(sizes(without), sizes(plan(golden(name), passes)));
+    EXPECT_EQ(sizes(without), sizes(plan(dense, passes)));
+    const Outcome run = run_on(copy, folder / "run", passes);
+    EXPECT_EQ(run.status, 1) << run.err;
+  }
+  // What begins with a student, and statistics.
+  EXPECT_EQ(plan(folder / "w4a16", "student: {feed_forward_size: 32}\n" + passes).status, 0);
+  write_npy(folder / "ids.npy", TokenWindows{2, 4, {3, 4, 5, 6, 7, 8, 9, 10}});
+  write_text(folder / "c.yaml", "model: " + (folder / "w4a16").string() +
+                                    "\ncalibration: {text: " + (folder / "ids.npy").string() + "}\n");
+  const Outcome calibrated =
+      run_pare({"calibrate", (folder / "c.yaml").string(), (folder / "s.h5").string(), "--dry-run"});
+  EXPECT_EQ(calibrated.status, 0) << calibrated.err;
+}
+
+// Statistics are of the decoded weights, so a plan with them decodes.
+TEST(PublishedCodes, APlanComparesStatisticsWithTheDecodedModel) {
+  const TemporaryFolder folder("published-statistics");
+  write_npy(folder / "ids.npy", TokenWindows{2, 4, {3, 4, 5, 6, 7, 8, 9, 10}});
+  const std::string model = "model: " + golden("llm_compressor/w4a16").string() + "\n";
+  write_text(folder / "c.yaml", model + "calibration: {text: " + (folder / "ids.npy").string() + "}\n");
+  ASSERT_EQ(run_pare({"calibrate", (folder / "c.yaml").string(), (folder / "s.h5").string()}).status, 0);
+  write_text(folder / "r.yaml", model + "calibration: {statistics: " + (folder / "s.h5").string() +
+                                    "}\npasses:\n  - gptq: {bits: 3, group_size: 32}\n");
+  const Outcome outcome =
+      run_pare({"run", (folder / "r.yaml").string(), "--out", (folder / "out").string(), "--dry-run"});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+}
+
+// What is claimed to be pruned is known without weights: what cannot hold zeros is refused by the plan as by the run.
+TEST(PublishedCodes, APlanKnowsClaimedZeros) {
+  const TemporaryFolder folder("published-zeros");
+  const std::string pruning = "passes:\n  - magnitude: {resolve: 0, storage: packed}\n";
+  ASSERT_EQ(run_on(family("llama_gqa_untied"), folder / "packed", pruning).status, 0);
+  write_npy(folder / "ids.npy", TokenWindows{2, 4, {3, 4, 5, 6, 7, 8, 9, 10}});
+  const std::string calibration = "\ncalibration: {text: " + (folder / "ids.npy").string() + "}";
+  for (const std::string type : {"q4_0", "q4_1"}) {
+    write_text(folder / "r.yaml",
+               "model: " + (folder / "packed").string() + calibration + "\npasses:\n  - gguf: {type: " + type + "}\n");
+    const Outcome outcome =
+        run_pare({"run", (folder / "r.yaml").string(), "--out", (folder / "out").string(), "--dry-run"});
+    if (type == "q4_0") {
+      EXPECT_EQ(outcome.status, 0) << outcome.err;
+      EXPECT_NE(outcome.out.find("are said to be pruned, and zeros stay 0"), std::string::npos)
+          << outcome.out << outcome.err;
+    } else {
+      EXPECT_EQ(outcome.status, 1);
+      EXPECT_NE(outcome.err.find("is pruned in the source"), std::string::npos) << outcome.err;
+    }
+  }
 }
 
 // Weights without codes whose inputs are rounded: beside codes they stay as they are, and alone there is nothing to
