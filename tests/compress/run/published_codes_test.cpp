@@ -72,6 +72,8 @@ TEST(PublishedCodes, AreDecodedAsOtherProgramsDecodeThem) {
                                                                     {"auto_round/v2_w4", "gptq-v2"},
                                                                     {"auto_round/awq_w4", "awq-gemm"},
                                                                     {"auto_round/mlx_w4", "mlx"},
+                                                                    {"auto_round/fp8_block", "fp8"},
+                                                                    {"auto_round/ar_fp8_block", "fp8"},
                                                                     {"mlx/w4", "mlx"},
                                                                     {"mlx/w6", "mlx"}};
   for (const auto& [name, container] : sources) {
