@@ -81,6 +81,13 @@ std::optional<PackScheme> same_codes(const PackScheme& from, const Target& targe
   const runtime::StoredModule module{linear.name, stated, is_linear};
   if (accepted) accepted = container.accepts_together({&module, 1});
   reason = accepted.reason;
+  const bool may_be_int8 =
+      target.format.container == runtime::kBitsAndBytes && !target.is_llm_int8 && from.is_integer() && from.bits == 8;
+  if (!accepted && may_be_int8) {
+    reason =
+        "bitsandbytes holds int8 only where all layers have symmetric codes of 8 bits, a scale per channel and inputs "
+        "rounded to int8 with a symmetric range per token, and nf4 otherwise";
+  }
   return accepted ? std::optional(stated) : std::nullopt;
 }
 

@@ -36,11 +36,35 @@ struct Found {
   }
 };
 
+// Marks what the source claims, without a look at its weights.
+std::string keep_claimed_zeros(const std::map<std::string, runtime::SparsityClaim>& claims, RunPlan& plan) {
+  int64_t num_layers = 0;
+  std::string first;
+  for (auto& layers : plan.blocks) {
+    for (LayerPlan& layer : layers) {
+      const auto claim = claims.find(layer.linear.name);
+      if (!layer.is_compressed() || claim == claims.end()) continue;
+      const runtime::SparsePattern& pattern = claim->second.pattern;
+      if (pattern.is_dense() && claim->second.zeros <= 0.0) continue;
+      const bool fits = pattern.is_dense() || layer.linear.num_in % pattern.group == 0;
+      layer.kept_zeros = fits ? pattern : runtime::SparsePattern{};
+      check_zeros_are_held(layer);
+      if (num_layers++ == 0) first = layer.linear.name;
+    }
+  }
+  const std::string unread = "source: its weights are not read for a plan: ";
+  if (num_layers == 0) return unread + "the run says whether they are pruned";
+  return unread + std::to_string(num_layers) + (num_layers == 1 ? " layer, " : " layers, such as ") + first +
+         (num_layers == 1 ? ", is" : ", are") + " said to be pruned, and zeros stay 0";
+}
+
 }  // namespace
 
-std::string keep_zeros_of_source(const Recipe& recipe, const runtime::Checkpoint& checkpoint, RunPlan& plan) {
+std::string keep_zeros_of_source(const Recipe& recipe, const runtime::Checkpoint& checkpoint, bool has_weights,
+                                 RunPlan& plan) {
   if (recipe.kept_zeros == KeptZeros::none) return {};
   const std::map<std::string, runtime::SparsityClaim> claims = runtime::sparsity_claims(checkpoint);
+  if (!has_weights) return keep_claimed_zeros(claims, plan);
   Found known, guessed;
   for (auto& layers : plan.blocks) {
     for (LayerPlan& layer : layers) {

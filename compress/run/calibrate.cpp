@@ -101,7 +101,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
     check_can_be_made(options.imatrix);
     runtime::refuse_output_in_artifact(options.imatrix);
   }
-  const PlainSource directory(model_path, /*unpacks=*/true, progress);
+  const PlainSource directory(model_path, {.has_weights = !options.dry_run}, progress);
   const runtime::Checkpoint checkpoint = runtime::Checkpoint::open(directory.path());
   runtime::require_listed_files(directory.path());
   check_not_quantized(checkpoint);
@@ -188,8 +188,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
 
 void check_statistics_of(const Recipe& recipe, const fs::path& statistics, const RunOptions& options,
                          runtime::Progress& progress) {
-  const PlainSource directory(chosen(options.model, recipe.model, "model", "model", "--model"), /*unpacks=*/true,
-                              progress);
+  const PlainSource directory(chosen(options.model, recipe.model, "model", "model", "--model"), {}, progress);
   const runtime::Checkpoint checkpoint = runtime::Checkpoint::open(directory.path());
   const StatisticsFile file = StatisticsFile::open(statistics);
   const auto fail = [&](const std::string& what) {

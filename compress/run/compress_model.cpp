@@ -255,9 +255,8 @@ void prepare(const PhaseInput& input, const RunOptions& options, Phase& phase) {
   phase.files = watch_files(phase.recipe, phase.checkpoint);
   phase.plan = phase.kind->plan(phase.recipe);
   if (!is_stand_in) {
-    if (const std::string kept = keep_zeros_of_source(phase.recipe, phase.checkpoint, phase.plan); !kept.empty()) {
-      phase.progress.print(kept);
-    }
+    const std::string kept = keep_zeros_of_source(phase.recipe, phase.checkpoint, input.has_weights, phase.plan);
+    if (!kept.empty()) phase.progress.print(kept);
   }
   plan_result(phase);
   if (!phase.recipe.budget) print_verdicts(phase, is_stand_in);  // a budget decides who loads the result

@@ -26,6 +26,8 @@ struct PhaseInput {
   const Workplace* place = nullptr;
   // `checkpoint` stands for what an earlier phase will make, in a dry run: of its shape, not of its form.
   bool is_stand_in = false;
+  // False: weights of `checkpoint` read as zeros, in a dry run (PlainSource). What depends on them is not said then.
+  bool has_weights = true;
   bool is_last = true;                   // of the run's phases: what it comes to is the run's result
   std::vector<std::string> events = {};  // of the source, before the phase
   EarlierPhases earlier = {};

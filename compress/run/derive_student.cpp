@@ -37,8 +37,9 @@ Prediction predict_student(const runtime::Checkpoint& teacher, const RunLimits& 
   return prediction;
 }
 
-// Copies of whole layers keep the zeros of a pruned teacher; means and other widths do not.
-void note_lost_zeros(const runtime::Checkpoint& teacher, const StudentOptions& student,
+// Copies of whole layers keep the zeros of a pruned teacher; means and other widths do not. Without weights, in a dry
+// run, a layer is pruned that is claimed to be.
+void note_lost_zeros(const runtime::Checkpoint& teacher, bool has_weights, const StudentOptions& student,
                      std::vector<std::string>& events) {
   if (!student.changes_widths() && student.merge != LayerMerge::average) return;
   const std::map<std::string, runtime::SparsityClaim> claims = runtime::sparsity_claims(teacher);
@@ -46,7 +47,12 @@ void note_lost_zeros(const runtime::Checkpoint& teacher, const StudentOptions& s
   for (const runtime::LinearDescription& linear : runtime::block_linears(teacher.description())) {
     runtime::throw_if_interrupted();
     const auto claim = claims.find(linear.name);
-    if (runtime::pruned_zeros(teacher.linear(linear), claim == claims.end() ? nullptr : &claim->second)) ++num_pruned;
+    const runtime::SparsityClaim* const known = claim == claims.end() ? nullptr : &claim->second;
+    if (!has_weights) {
+      num_pruned += known != nullptr;
+      continue;
+    }
+    if (runtime::pruned_zeros(teacher.linear(linear), known)) ++num_pruned;
     teacher.drop_pages(linear);
   }
   if (num_pruned == 0) return;
@@ -80,7 +86,9 @@ std::string derive_student(const PhaseInput& input, const RunOptions& options, r
   }
   const std::optional<runtime::TokenWindows> windows = read_windows(input.recipe, teacher);
   if (windows) note_other_windows(*input.recipe.calibration, *windows, phase.data.events);
-  if (input.recipe.kept_zeros == KeptZeros::pruned) note_lost_zeros(teacher, student, phase.data.events);
+  if (input.recipe.kept_zeros == KeptZeros::pruned) {
+    note_lost_zeros(teacher, input.has_weights, student, phase.data.events);
+  }
   const bool has_fewer_layers = student.layers != StudentOptions::kOfTeacher &&
                                 student.layers < static_cast<int64_t>(teacher.description().blocks.size());
   if (const int64_t num_behind = num_blocks_behind(teacher); has_fewer_layers && num_behind > 0) {

@@ -11,16 +11,19 @@
 #include "compress/artifact/model_hash.h"
 #include "prune/options.h"
 #include "runtime/commands/artifact_files.h"
+#include "runtime/commands/inspect.h"
 #include "runtime/commands/layer_sparsity.h"
 #include "runtime/commands/small_files.h"
 #include "runtime/containers/awq_gemm.h"
 #include "runtime/containers/bitsandbytes_int8.h"
 #include "runtime/containers/bitsandbytes_nf4.h"
+#include "runtime/containers/compressed_tensors.h"
 #include "runtime/containers/container_table.h"
 #include "runtime/containers/fp8.h"
 #include "runtime/containers/gptq.h"
 #include "runtime/containers/mlx.h"
 #include "runtime/containers/pare_sparse24.h"
+#include "runtime/model/checkpoint_files.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
@@ -32,6 +35,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
+
+// Whether a run of pare's own made it. Its original is known to be there, so a recipe is to start from that one.
+bool is_own_result(const runtime::Checkpoint& checkpoint) {
+  return runtime::is_there(checkpoint.directory() / runtime::kManifestName);
+}
 
 runtime::DType model_dtype(const runtime::Checkpoint& checkpoint) {
   return checkpoint.is_encoder() ? checkpoint.encoder().dtype : checkpoint.description().dtype;
@@ -77,6 +85,49 @@ std::string claims_json(const runtime::Checkpoint& checkpoint) {
   return runtime::json_text(Json{{"layers", layers}, {"outputs", Json::object()}}, 2) + "\n";
 }
 
+// Where the tensors of the unpacked model come from.
+struct Places {
+  std::vector<runtime::LinearDescription> packed;  // decoded, or unpacked
+  std::vector<std::string> others;                 // the names of tensors that are copied
+};
+
+// Throws std::invalid_argument if codes would be copied that no layer of the model reads. Nothing would say what they
+// are, once the configuration of the codes is gone.
+Places places_of(const runtime::Checkpoint& checkpoint) {
+  Places places;
+  std::set<std::string> packed, parts;
+  bool is_compressed_tensors = false;
+  std::vector<runtime::LinearDescription> linears = runtime::stored_linears(checkpoint);
+  std::ranges::move(runtime::other_fp8_linears(checkpoint), std::back_inserter(linears));
+  for (const runtime::LinearDescription& linear : linears) {
+    const std::optional<runtime::PackScheme> scheme = checkpoint.stored_scheme(linear);
+    if (!scheme) continue;
+    is_compressed_tensors |= scheme->container == runtime::kCompressedTensors;
+    packed.insert(linear.name);
+    for (const std::string_view suffix : runtime::container_format(scheme->container).suffixes()) {
+      parts.insert(linear.name + std::string(suffix));
+    }
+    if (scheme->has_own_tensor()) {  // only its inputs are rounded
+      places.others.push_back(linear.name + ".weight");
+    } else {
+      places.packed.push_back(linear);
+    }
+  }
+  for (const std::string& name : checkpoint.tensor_names()) {
+    const bool is_of_packed = packed.contains(name.substr(0, name.rfind('.'))) && !name.ends_with(".bias");
+    if (is_of_packed || parts.contains(name)) continue;
+    if (is_compressed_tensors && runtime::is_of_rounded_cache(name)) continue;
+    if (is_compressed_tensors && name.ends_with(runtime::kScaleSuffix)) {
+      throw std::invalid_argument("'" + checkpoint.directory().string() + "': " + name +
+                                  " belongs to codes that no layer of the model reads: expected none, since they "
+                                  "would stay codes in a result that does not say so; leave that module out of the "
+                                  "quantization, or start from the original checkpoint");
+    }
+    places.others.push_back(name);
+  }
+  return places;
+}
+
 std::optional<runtime::Checkpoint> open_packed(const fs::path& model) {
   if (model.extension() == ".gguf" || !runtime::is_there(model / "config.json"))
     return std::nullopt;  // or the model's reader tells
@@ -86,24 +137,28 @@ std::optional<runtime::Checkpoint> open_packed(const fs::path& model) {
   return checkpoint;
 }
 
-runtime::MakeDirectory unpacking(const fs::path& model, bool unpacks, bool decodes, runtime::Progress& progress,
-                                 std::vector<std::string>& events) {
-  if (!unpacks) return {};
+runtime::MakeDirectory unpacking(const fs::path& model, const PlainSource::Options& options,
+                                 runtime::Progress& progress, std::vector<std::string>& events) {
+  if (!options.unpacks) return {};
   const std::optional<runtime::Checkpoint> source = open_packed(model);
   if (!source) return {};
   const std::string codes = published_codes(*source);
-  if (!codes.empty() && !decodes) return {};
+  if (!codes.empty() && !options.decodes) return {};
   events = runtime::events_of_links(runtime::find_small_files(model));
   if (!codes.empty()) {
+    const bool rounds_cache = !runtime::cache_note(*source).empty();
     events.push_back("source: its " + codes + " codes are decoded to " +
-                     std::string(runtime::dtype_name(model_dtype(*source))) +
-                     ", and its inputs are not rounded: what its own rounding has lost stays lost");
-    progress.print("source: the " + codes + " codes of '" + model.string() + "' are decoded");
+                     std::string(runtime::dtype_name(model_dtype(*source))) + ", and its inputs" +
+                     (rounds_cache ? ", keys and values" : "") +
+                     " are not rounded: what its own rounding has lost stays lost");
+    progress.print("source: the " + codes + " codes of '" + model.string() + "' are decoded" +
+                   (options.has_weights ? "" : " in the run"));
   } else {
-    progress.print("source: the 2:4 weights of '" + model.string() + "' are unpacked");
+    progress.print("source: the 2:4 weights of '" + model.string() + "' are unpacked" +
+                   (options.has_weights ? "" : " in the run"));
   }
-  return [](const fs::path& packed, const fs::path& directory) {
-    unpack_source(runtime::Checkpoint::open(packed), directory);
+  return [has_weights = options.has_weights](const fs::path& packed, const fs::path& directory) {
+    unpack_source(runtime::Checkpoint::open(packed), directory, has_weights);
   };
 }
 
@@ -121,23 +176,28 @@ bool is_packed_source(const runtime::Checkpoint& checkpoint) {
 }
 
 std::string published_codes(const runtime::Checkpoint& checkpoint) {
-  constexpr std::array kPublished = {runtime::kFp8Container, runtime::kGptq,         runtime::kGptqV2,
-                                     runtime::kAwqGemm,      runtime::kBitsAndBytes, runtime::kBitsAndBytesNf4,
-                                     runtime::kMlx};
+  constexpr std::array kPublished = {
+      runtime::kFp8Container,    runtime::kGptq, runtime::kGptqV2,           runtime::kAwqGemm, runtime::kBitsAndBytes,
+      runtime::kBitsAndBytesNf4, runtime::kMlx,  runtime::kCompressedTensors};
   std::string name;
   for (const runtime::LinearDescription& linear : runtime::stored_linears(checkpoint)) {
     const std::optional<runtime::PackScheme> scheme = checkpoint.stored_scheme(linear);
     if (!scheme) continue;
     if (std::ranges::find(kPublished, scheme->container) == kPublished.end()) return {};
-    name = scheme->container;
+    if (scheme->container == runtime::kCompressedTensors && is_own_result(checkpoint)) return {};
+    if (!scheme->is_dense()) name = scheme->container;
   }
   // Its weights may all be such that no codes are read (mlx.h).
   return name.empty() && checkpoint.quantization_method() == runtime::kMlx ? std::string(runtime::kMlx) : name;
 }
 
-void unpack_source(const runtime::Checkpoint& checkpoint, const fs::path& directory) {
-  const std::map<std::string, std::string> inputs = input_hashes(checkpoint);
-  runtime::require_listed_hashes(checkpoint.directory(), inputs);
+void unpack_source(const runtime::Checkpoint& checkpoint, const fs::path& directory, bool has_weights) {
+  const Places places = places_of(checkpoint);
+  if (has_weights) {
+    runtime::require_listed_hashes(checkpoint.directory(), input_hashes(checkpoint));
+  } else {
+    runtime::require_listed_files(checkpoint.directory());
+  }
   fs::create_directories(directory);
   Json config =
       runtime::parse_ordered_json(checkpoint.config_json(), (checkpoint.directory() / "config.json").string());
@@ -150,24 +210,14 @@ void unpack_source(const runtime::Checkpoint& checkpoint, const fs::path& direct
     runtime::copy_small_file(checkpoint.directory(), name, directory / name);
   }
   std::vector<runtime::StreamedTensor> tensors;
-  std::set<std::string> packed, parts;
-  std::vector<runtime::LinearDescription> linears = runtime::stored_linears(checkpoint);
-  std::ranges::move(runtime::other_fp8_linears(checkpoint), std::back_inserter(linears));
-  for (const runtime::LinearDescription& linear : linears) {
-    const std::optional<runtime::PackScheme> scheme = checkpoint.stored_scheme(linear);
-    if (!scheme) continue;
-    tensors.push_back(unpacked(checkpoint, linear));
-    packed.insert(linear.name);
-    for (const std::string_view suffix : runtime::container_format(scheme->container).suffixes()) {
-      parts.insert(linear.name + std::string(suffix));
-    }
-  }
-  for (const std::string& name : checkpoint.tensor_names()) {
-    const bool is_of_packed = packed.contains(name.substr(0, name.rfind('.'))) && !name.ends_with(".bias");
-    const bool is_part = is_of_packed || parts.contains(name);
-    if (!is_part) tensors.push_back(source_tensor(checkpoint, name, name));
-  }
+  for (const runtime::LinearDescription& linear : places.packed) tensors.push_back(unpacked(checkpoint, linear));
+  for (const std::string& name : places.others) tensors.push_back(source_tensor(checkpoint, name, name));
   give_stored_form(checkpoint, tensors);
+  if (!has_weights) {
+    runtime::write_safetensors_header(directory / runtime::kSingleFileName, std::move(tensors));
+    checkpoint.check_unchanged();
+    return;
+  }
   int64_t num_bytes = 0;
   for (const runtime::StreamedTensor& tensor : tensors) {
     num_bytes += runtime::TensorLayout{tensor.dtype, tensor.shape}.num_bytes();
@@ -177,7 +227,16 @@ void unpack_source(const runtime::Checkpoint& checkpoint, const fs::path& direct
   checkpoint.check_unchanged();
 }
 
-PlainSource::PlainSource(const fs::path& model, bool unpacks, runtime::Progress& progress, bool decodes)
-    : directory_(model, unpacking(model, unpacks, decodes, progress, events_)) {}
+PlainSource::PlainSource(const fs::path& model, const Options& options, runtime::Progress& progress)
+    : directory_(model, unpacking(model, options, progress, events_), options.has_weights),
+      has_weights_(options.has_weights || !directory_.is_temporary()) {
+  if (has_weights_) return;
+  // The run will need the room: its plan asks for it as well.
+  int64_t num_bytes = 0;
+  for (const fs::path& file : runtime::Checkpoint::open(path()).weight_files()) {
+    num_bytes += static_cast<int64_t>(fs::file_size(file));
+  }
+  runtime::require_temporary_space(model, num_bytes);
+}
 
 }  // namespace pare::compress

@@ -82,12 +82,16 @@ void check_device(const std::vector<Recipe>& phases, bool on_gpu, runtime::Progr
   }
 }
 
+// Statistics name the model that they are of by the hash of its weights, as they are once they are decoded.
+bool is_compared_with_statistics(const Recipe& recipe) {
+  return recipe.calibration && !recipe.calibration->statistics.empty();
+}
+
 // All phases planned, each on the model that the recipe names in place of what it will start from: what is wrong with
 // any of them is said before the first one works. Behind a student that model is too large, so that no phase is refused
 // for its memory until the student is there, which takes minutes.
 std::string plan_phases(const std::vector<Recipe>& phases, const runtime::Checkpoint& original, const fs::path& output,
-                        int num_threads, const std::vector<std::string>& events, RunOptions options,
-                        runtime::Progress& progress) {
+                        int num_threads, const PlainSource& model, RunOptions options, runtime::Progress& progress) {
   const bool is_asked = options.dry_run;
   options.dry_run = true;
   runtime::Progress silent(runtime::ProgressStyle::silent, std::cerr);
@@ -106,8 +110,9 @@ std::string plan_phases(const std::vector<Recipe>& phases, const runtime::Checkp
                            .output = output,
                            .num_threads = num_threads,
                            .is_stand_in = i > 0,
+                           .has_weights = model.has_weights(),
                            .is_last = i + 1 == phases.size(),
-                           .events = i == 0 ? events : std::vector<std::string>()};
+                           .events = i == 0 ? model.events() : std::vector<std::string>()};
     plans.push_back(
         runtime::parse_ordered_json(run_phase(input, options, is_asked ? progress : silent), "a phase's plan"));
   }
@@ -145,7 +150,9 @@ std::string run(const Recipe& recipe, const RunOptions& options, runtime::Progre
   // What is trained stays stored as it is; every other phase works on weights with their zeros.
   const auto is_plain_phase = [](const Recipe& phase) { return training_of(phase) == nullptr; };
   const PlainSource model(chosen(options.model, recipe.model, "model", "model", "--model"),
-                          std::any_of(phases.begin(), phases.end(), is_plain_phase), progress);
+                          {.unpacks = std::any_of(phases.begin(), phases.end(), is_plain_phase),
+                           .has_weights = !options.dry_run || is_compared_with_statistics(recipe)},
+                          progress);
   const runtime::Checkpoint original = runtime::Checkpoint::open(model.path());
   runtime::require_listed_files(model.path());
   const std::string base_model = recipe.base_model.empty()
@@ -160,11 +167,12 @@ std::string run(const Recipe& recipe, const RunOptions& options, runtime::Progre
                       .original = original,
                       .output = output,
                       .num_threads = num_threads,
+                      .has_weights = model.has_weights(),
                       .events = model.events()},
                      options, progress);
   }
 
-  const std::string plans = plan_phases(phases, original, output, num_threads, model.events(), options, progress);
+  const std::string plans = plan_phases(phases, original, output, num_threads, model, options, progress);
   if (options.dry_run) return plans;
   // From now on one run at a time makes, reads and removes what the phases hand on.
   const std::vector<Workplace> places = Workplace::hold(output, phases.size(), options.fresh);
@@ -175,7 +183,9 @@ std::string run(const Recipe& recipe, const RunOptions& options, runtime::Progre
     const fs::path made = i + 1 == phases.size() ? output : Workplace::made_folder(output, i + 1);
     progress.print("phase " + std::to_string(i + 1) + " of " + std::to_string(phases.size()));
     std::optional<PlainSource> handed_on;
-    if (i > 0) handed_on.emplace(source, is_plain_phase(phases[i]), progress, /*decodes=*/false);
+    if (i > 0) {
+      handed_on.emplace(source, PlainSource::Options{.unpacks = is_plain_phase(phases[i]), .decodes = false}, progress);
+    }
     const runtime::Checkpoint checkpoint = runtime::Checkpoint::open(handed_on ? handed_on->path() : source);
     report = run_phase({.recipe = phases[i],
                         .checkpoint = checkpoint,

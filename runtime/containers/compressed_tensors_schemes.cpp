@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "runtime/containers/compressed_tensors.h"
+#include "runtime/containers/fp8.h"
 #include "runtime/format/stored_widths.h"
 
 namespace pare::runtime {
@@ -52,16 +53,11 @@ Reasons read_otherwise_by_vllm(const PackScheme& scheme) {
   if (scheme.code == &kMxfp4Code) return {"inputs are rounded to mxfp4 as well on GPUs that multiply FP4"};
   Reasons reasons;
   if (scheme.code != &kFp8Code || scheme.input.is_plain()) return reasons;
-  reasons.emplace_back(
-      "fp8 inputs: rounded only on GPUs of compute capability 8.9 or later; elsewhere weights alone "
-      "are");
+  reasons.emplace_back(kFp8InputsOfVllm);
   if (scheme.input.range == InputRange::tensor) {
     reasons.emplace_back("fp8 inputs with a dynamic range per tensor: each token gets a range of its own");
   }
-  if (scheme.per_tensor) {
-    reasons.emplace_back(
-        "one scale per tensor: q, k and v, and gate and up, are rounded again to the largest of theirs");
-  }
+  if (scheme.per_tensor) reasons.emplace_back(kFp8FusedOfVllm);
   return reasons;
 }
 

@@ -169,9 +169,15 @@ class Fp8Container final : public ContainerFormat {
   // transformers 5.17 (quantizer_finegrained_fp8.py) and vLLM (quantization/fp8.py) are where the format comes from.
   // llama.cpp: conversion/base.py, dequant_simple of the same method.
   std::vector<std::string> unread_by(Engine, const PackScheme&) const override { return {}; }
-  std::vector<std::string> read_only(Engine engine, const PackScheme&) const override {
-    if (!is_transformers(engine)) return {};
-    return {"on CPUs and older GPUs it decodes weights to bfloat16 and rounds no input"};
+  // Under which names each looks for scales is a rule of runtime/export/engine_verdicts.cpp. vLLM 0.33: fp8.py takes
+  // its Marlin kernels where a GPU does not multiply FP8, and process_fp8_weight_tensor_strategy gives fused layers
+  // one scale.
+  std::vector<std::string> read_only(Engine engine, const PackScheme& scheme) const override {
+    if (is_transformers(engine)) return {"on CPUs and older GPUs it decodes weights to bfloat16 and rounds no input"};
+    if (engine != Engine::vllm) return {};
+    std::vector<std::string> restrictions = {std::string(kFp8InputsOfVllm)};
+    if (scheme.per_tensor) restrictions.emplace_back(kFp8FusedOfVllm);
+    return restrictions;
   }
 
   PackScheme adapted(PackScheme wanted) const override {

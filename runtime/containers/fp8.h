@@ -39,6 +39,13 @@ inline constexpr std::string_view kFp8OldScaleSuffix = ".weight_scale";
 inline constexpr std::string_view kFp8InputSuffix = ".activation_scale";
 inline constexpr std::string_view kFp8OldInputSuffix = ".input_scale";
 
+// read_only() says these of vLLM with FP8 weights whose inputs are rounded, also in compressed-tensors. The second is
+// for one scale of a whole weight.
+inline constexpr std::string_view kFp8InputsOfVllm =
+    "fp8 inputs: rounded only on GPUs of compute capability 8.9 or later; elsewhere weights alone are";
+inline constexpr std::string_view kFp8FusedOfVllm =
+    "one scale per tensor: q, k and v, and gate and up, are rounded again to the largest of theirs";
+
 // A quantization_config with quant_method "fp8" as read. The tensors tell which modules are quantized: those whose
 // weight is F8_E4M3, or that have a scale.
 struct Fp8Config final : ContainerConfig {

@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "runtime/containers/container_table.h"
+#include "runtime/containers/fp8.h"
 #include "runtime/containers/gptq.h"
 #include "runtime/export/export_gguf.h"
 #include "runtime/import/model_directory.h"
@@ -51,7 +52,9 @@ class Reasons {
 };
 
 // vLLM 0.33 asserts in compressed_tensors_moe_w8a8_fp8.py that ranges of experts' weights and inputs are of one kind.
+// Of the container fp8 it reads all (fp8.py: Fp8MoEMethod).
 std::string unread_fp8_experts_of_vllm(const PackScheme& scheme) {
+  if (scheme.container == kFp8Container) return "";
   const InputFormat& input = scheme.input;
   if (input.is_plain()) return "FP8 experts without rounded inputs are not read";
   const bool is_of_tensor = input.range == InputRange::tensor || input.range == InputRange::static_;
@@ -71,6 +74,48 @@ std::string unread_experts_of_vllm(const PackScheme& scheme) {
   if (input.range == InputRange::token && scheme.symmetric && (is_w8 || scheme.bits == 4)) return "";
   return "rounded inputs of experts are read only as int8 per token, with symmetric weights of 4 bits, or of 8 per "
          "channel";
+}
+
+// vLLM 0.33 computes otherwise with FP8 experts that have one scale per tensor: its kernels take one scale for gate and
+// up, and one for all inputs of a block. For the scales: utils/fp8_utils.py (process_fp8_weight_tensor_strategy_moe,
+// process_fp8_input_tensor_strategy_moe). For dynamic ranges: the keys that compressed_tensors_moe_w8a8_fp8.py and
+// fp8.py ask for, and the kernels in fused_moe/experts whose _supports_quant_scheme has them.
+std::vector<std::string> experts_read_otherwise_by_vllm(const PackScheme& scheme) {
+  std::vector<std::string> restrictions;
+  if (scheme.code != &kFp8Code || !scheme.per_tensor || scheme.input.is_plain()) return restrictions;
+  restrictions.emplace_back("one scale per tensor: gate and up of an expert are rounded again to the larger of theirs");
+  if (scheme.input.range == InputRange::static_) {
+    restrictions.emplace_back("static ranges of experts' inputs: all experts of a block get the largest");
+  } else if (scheme.container == kFp8Container) {
+    restrictions.emplace_back("inputs of experts get one range for all tokens of a batch, not one for each token");
+  } else {
+    restrictions.emplace_back(
+        "a dynamic range of experts' inputs per tensor: only its Marlin kernels, which round no input, and its Humming "
+        "kernels take it");
+  }
+  return restrictions;
+}
+
+// Engines look for the scales of the container fp8 by their names, of which files have two: weight_scale_inv and
+// activation_scale, or the early weight_scale and input_scale. vLLM 0.33 (fp8.py, create_weights) registers
+// weight_scale_inv for blocks, weight_scale and input_scale for whole tensors; only its class for Mistral 3 renames
+// (models/mistral3.py). The converter (dequant_model) takes what ends in _scale_inv, and drops activation_scale. It
+// stops at any other tensor that it has no name for.
+void judge_fp8_names(const JudgedModel& stored, const PackScheme& scheme, Reasons& vllm, Reasons& converter) {
+  if (scheme.container != kFp8Container) return;
+  const JudgedModel::Fp8Names& names = stored.fp8_names;
+  const std::string found_early = "found weight_scale or input_scale";
+  if (names.are_early) {
+    converter.add("scales of FP8 are read under the names weight_scale_inv and activation_scale, " + found_early);
+  }
+  if (!scheme.block.is_none() && names.are_early) {
+    vllm.add("scales of FP8 blocks are read under the name weight_scale_inv, " + found_early);
+  }
+  if (scheme.block.is_none() && names.are_late && !names.are_renamed) {
+    vllm.add(
+        "one FP8 scale per tensor is read under the names weight_scale and input_scale, found weight_scale_inv or "
+        "activation_scale");
+  }
 }
 
 // transformers 5.17 reads the experts of a model in compressed-tensors through DecompressExperts, which takes packed
@@ -121,7 +166,7 @@ bool has_gptq_of_several_widths(const std::vector<PackScheme>& schemes) {
 // transformers holds all experts of a block as one tensor, and reads them with one config group for the whole model
 // (integrations/compressed_tensors.py: DecompressExperts). vLLM runs them as one.
 void judge_experts(const JudgedModel& stored, const ModelDescription& model, const std::vector<PackScheme>& schemes,
-                   Reasons& transformers, Reasons& vllm) {
+                   Reasons& transformers, Reasons& vllm, Reasons& vllm_restrictions) {
   for (size_t b = 0; b < stored.blocks.size(); ++b) {
     const JudgedLayer* first = nullptr;
     for (const JudgedLayer& layer : stored.blocks[b]) {
@@ -146,6 +191,7 @@ void judge_experts(const JudgedModel& stored, const ModelDescription& model, con
         transformers.add(reason);
       }
       vllm.add(unread_experts_of_vllm(*layer.scheme));
+      for (const std::string& text : experts_read_otherwise_by_vllm(*layer.scheme)) vllm_restrictions.add(text);
       if (!layer.scheme->input.is_plain()) transformers.add("inputs of experts would not be rounded");
     }
   }
@@ -229,12 +275,27 @@ bool is_of_auto_round(const Checkpoint& checkpoint) {
   return quantization["quant_method"].get<std::string>().ends_with("auto-round");
 }
 
+JudgedModel::Fp8Names fp8_names(const Checkpoint& checkpoint) {
+  JudgedModel::Fp8Names names;
+  if (checkpoint.quantization_method() != kFp8Container) return names;
+  for (const LinearDescription& linear : stored_linears(checkpoint)) {
+    const auto has = [&](std::string_view suffix) { return checkpoint.has_tensor(linear.name + std::string(suffix)); };
+    names.are_early |= has(kFp8OldScaleSuffix) || has(kFp8OldInputSuffix);
+    names.are_late |= has(kFp8ScaleSuffix) || has(kFp8InputSuffix);
+  }
+  const nlohmann::json config = parse_json(checkpoint.config_json(), "config.json");
+  const nlohmann::json classes = config.value("architectures", nlohmann::json());
+  names.are_renamed = classes == nlohmann::json::array({"Mistral3ForConditionalGeneration"});
+  return names;
+}
+
 }  // namespace
 
 std::vector<EngineVerdict> judge_checkpoint(const Checkpoint& checkpoint) {
   if (is_of_auto_round(checkpoint)) return {{"pare", true, {}}};
   JudgedModel stored;
   stored.drops_inputs = !checkpoint.sparsity_thresholds().empty();
+  stored.fp8_names = fp8_names(checkpoint);
   if (checkpoint.is_encoder()) {
     for (const auto& block : checkpoint.encoder().blocks) {
       stored.blocks.push_back(judged_block(checkpoint, block, kStages));
@@ -301,7 +362,8 @@ std::vector<EngineVerdict> judge_engines(const JudgedModel& stored, const ModelD
       engine->restrictions.add("activation sparsity is ignored: no input is dropped");
     }
   }
-  judge_experts(stored, model, schemes, transformers.against, vllm.against);
+  for (const PackScheme& scheme : schemes) judge_fp8_names(stored, scheme, vllm.against, converter.against);
+  judge_experts(stored, model, schemes, transformers.against, vllm.against, vllm.restrictions);
   judge_ranges_of_tokens(stored, model, transformers.restrictions);
   judge_experts_of_float32(stored, model, transformers.restrictions);
   if (!model.is_in_llama_cpp) converter.against.add("it does not know the family " + model.family);

@@ -28,9 +28,16 @@ struct JudgedLayer {
 
 // A model as its files hold it: the rules ask this beside its description.
 struct JudgedModel {
+  // The names of scales in the container fp8, by which engines differ. A model may have both.
+  struct Fp8Names {
+    bool are_early = false;    // some are weight_scale or input_scale
+    bool are_late = false;     // some are weight_scale_inv or activation_scale
+    bool are_renamed = false;  // vLLM's class for the model takes either
+  };
   std::vector<std::vector<JudgedLayer>> blocks = {};  // the linears of each, by stages
   bool has_coded_tables = false;                      // embedding or head are in codes
   bool drops_inputs = false;                          // small ones, as config.json says
+  Fp8Names fp8_names = {};
 };
 
 // Judges a decoder for this runtime, transformers, vLLM and llama.cpp's converter. The rules are those of the releases

@@ -1,11 +1,13 @@
 #include "runtime/files/gguf_writer.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <limits>
 #include <set>
 #include <stdexcept>
+#include <system_error>
 
 #include "runtime/format/tensor_view.h"
 
@@ -178,6 +180,7 @@ void write_gguf_draft(const std::filesystem::path& path, const GgufMetadata& met
                       const std::vector<StreamedGgufTensor>& tensors,
                       const std::function<bool(const StreamedGgufTensor&)>& has_data) {
   const std::string head = header_of(metadata, tensors);
+  errno = 0;
   std::ofstream file(path, std::ios::binary);
   const auto put = [&](std::span<const std::byte> bytes) {
     file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
@@ -190,8 +193,13 @@ void write_gguf_draft(const std::filesystem::path& path, const GgufMetadata& met
     offset += padded(static_cast<size_t>(tensor.num_bytes()));
   }
   file.close();
-  if (!file) throw std::runtime_error(path.string() + ": cannot be written");
-  std::filesystem::resize_file(path, offset);
+  const auto fail = [&](const std::string& reason) {
+    throw std::runtime_error("cannot write '" + path.string() + "': " + reason);
+  };
+  if (!file) fail(std::generic_category().message(errno == 0 ? EIO : errno));
+  std::error_code error;
+  std::filesystem::resize_file(path, offset, error);
+  if (error) fail(error.message());
 }
 
 }  // namespace pare::runtime

@@ -51,7 +51,7 @@ void write_gguf(const std::filesystem::path& path, const GgufMetadata& metadata,
                 const std::vector<StreamedGgufTensor>& tensors);
 
 // Writes the same with a hole in place of the tensors that `has_data` does not want: it reads as zeros and takes no
-// disk.
+// disk. Throws std::runtime_error for a file that cannot be written, with the reason; and what producers throw.
 void write_gguf_draft(const std::filesystem::path& path, const GgufMetadata& metadata,
                       const std::vector<StreamedGgufTensor>& tensors,
                       const std::function<bool(const StreamedGgufTensor&)>& has_data);

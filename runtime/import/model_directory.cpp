@@ -83,6 +83,17 @@ std::runtime_error no_room(const fs::path& place, const fs::path& model, const N
                             format_bytes(error.needed()) + " there: free some, or set TMPDIR to a folder with more");
 }
 
+// Why a file below `folder` could not be written, where that is what the error says: "File too large". "" for any other
+// error.
+std::string reason_of_failed_write(const std::runtime_error& error, const fs::path& folder) {
+  if (const auto* const file = dynamic_cast<const fs::filesystem_error*>(&error)) {
+    return file->path1().string().starts_with(folder.string()) ? file->code().message() : "";
+  }
+  const std::string text = error.what(), start = "cannot write '" + folder.string(), after = "': ";
+  const size_t end = text.starts_with(start) ? text.find(after, start.size()) : std::string::npos;
+  return end == std::string::npos ? "" : text.substr(end + after.size());
+}
+
 }  // namespace
 
 void require_temporary_space(const fs::path& model, int64_t num_bytes) {
@@ -145,8 +156,17 @@ ModelDirectory::ModelDirectory(const fs::path& asked, const MakeDirectory& make,
   } catch (const NoDiskSpace& short_of) {
     remove();
     throw no_room(parent, model, short_of);
-  } catch (...) {
+  } catch (const std::runtime_error& failure) {
+    // With the model's name in the folder's place it would seem that the model's own folder was written to.
+    const std::string reason = reason_of_failed_write(failure, temporary_);
     remove();  // the first failure is the one to report
+    if (reason.empty()) throw;
+    throw std::runtime_error(
+        "cannot write temporary files for '" + model.string() + "' in '" + parent.string() + "': " + reason +
+        ": set TMPDIR to a folder that takes them" +
+        (reason == std::generic_category().message(EFBIG) ? ", or raise the limit (ulimit -f)" : ""));
+  } catch (...) {
+    remove();
     throw;
   }
 }

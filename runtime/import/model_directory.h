@@ -33,7 +33,8 @@ void require_temporary_space(const std::filesystem::path& model, int64_t num_byt
 class ModelDirectory {
  public:
   // has_weights and codes: as of ImportOptions, for a .gguf. Throws what import_model or `make` throws, and
-  // std::runtime_error if no temporary folder can be made, or has no room.
+  // std::runtime_error if no temporary folder can be made, has no room, or does not take a file. The last two name the
+  // model and the folder for temporary files, and not the file inside.
   explicit ModelDirectory(const std::filesystem::path& model, const MakeDirectory& make = {}, bool has_weights = true,
                           GgufCodes codes = GgufCodes::rounded);
   ModelDirectory(const ModelDirectory&) = delete;

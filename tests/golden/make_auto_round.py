@@ -2,7 +2,7 @@
 
 Each folder holds config.json, model.safetensors and dense.safetensors: the weights of some linears, [O, I], as
 AutoRound's own layers and functions compute them, or those of compressed-tensors for its files; float16 for integers,
-else float32.
+bfloat16 for blocks of fp8, else float32.
 
     gptq_w4         packing_format auto_round:auto_gptq, symmetric; says that the head has codes, which it has not
     v2_w4           packing_format auto_round, asymmetric; a layer of 8 bits, symmetric, and one that is not quantized
@@ -18,6 +18,9 @@ else float32.
     mlx_w5z         packing_format mlx, 5 bits asymmetric; a layer of 3 bits
     ct_w5z          of compressed-tensors, 5 bits asymmetric; a layer of 7 bits, symmetric
     ct_fp8          of compressed-tensors, float-quantized; "ignore" does not name the head, which has no codes
+    fp8_block       the format fp8, scheme FP8_BLOCK: a scale for each block of 128 x 128, inputs in blocks of 128
+    ar_fp8_block    the same with packing_format auto_round:fp8
+    ct_fp8_block    the same of compressed-tensors, strategy block
 
     python tests/golden/make_auto_round.py [NAME]   # with the packages of tests/requirements.txt and
                                                     # auto-round==0.16.1 (which no test needs); deterministic
@@ -34,6 +37,7 @@ from auto_round import AutoRound
 from auto_round.experimental.qmodules.fp4_utils import unpack_fp4_from_uint8
 from auto_round.experimental.qmodules.mx import get_fp_scale
 from auto_round.export.export_to_awq.utils import dequantize_gemm
+from auto_round.utils.weight_handler import _dequant_fp8_linear_weight as blocks_of_fp8
 from auto_round_extension.mlx.qlinear_mlx import QuantLinearMLX
 from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 from make_families import BASE, randomize, rope
@@ -65,6 +69,9 @@ MODELS = {
     "ct_w5z": dict(format="llm_compressor", bits=5, group_size=32, sym=False,
                    layer_config={DOWN: {"bits": 7, "sym": True}}),
     "ct_fp8": dict(format="llm_compressor", scheme="FP8_STATIC"),
+    "fp8_block": dict(format="fp8", scheme="FP8_BLOCK"),
+    "ar_fp8_block": dict(format="auto_round", scheme="FP8_BLOCK"),
+    "ct_fp8_block": dict(format="llm_compressor", scheme="FP8_BLOCK"),
 }
 
 
@@ -95,7 +102,7 @@ def fp4(parts):
     return codes * scales.repeat_interleave(codes.shape[1] // scales.shape[1], 1)
 
 
-def weight_of_tensors(parts, num_bits):
+def weight_of_tensors(parts, num_bits, has_blocks):
     """Returns the weight in float32, and the type that holds the goldens of such weights."""
     if "qweight" in parts:  # of AWQ, whose kernels for CPUs are a package of their own
         names = ("qweight", "qzeros", "scales")
@@ -106,10 +113,13 @@ def weight_of_tensors(parts, num_bits):
         return integers_of_mlx(parts), torch.float32
     if "weight_packed" in parts:
         return fp4(parts), torch.float32
-    return parts["weight"].float() * parts["weight_scale"].reshape(-1, 1), torch.float32
+    scales = parts.get("weight_scale_inv", parts.get("weight_scale"))
+    if has_blocks:
+        return blocks_of_fp8(parts["weight"], scales, [128, 128]), torch.bfloat16
+    return parts["weight"].float() * scales.reshape(-1, 1), torch.float32
 
 
-def dense_weights(folder, bits_of):
+def dense_weights(folder, bits_of, has_blocks):
     quantization = json.loads((folder / "config.json").read_text())["quantization_config"]
     kernels = {"auto_round:auto_gptq": "auto_round:torch_zp", "auto_round": "auto_round:torch"}
     weights = {}
@@ -117,7 +127,7 @@ def dense_weights(folder, bits_of):
         tensors = load_file(folder / "model.safetensors")
         for name in CHECKED:
             parts = {key[len(name) + 1:]: value for key, value in tensors.items() if key.startswith(name + ".")}
-            weight, dtype = weight_of_tensors(parts, bits_of(name))
+            weight, dtype = weight_of_tensors(parts, bits_of(name), has_blocks)
             weights[name + ".weight"] = weight.to(dtype).contiguous()
         return weights
     kernel = kernels[quantization["packing_format"]]
@@ -133,14 +143,20 @@ def dense_weights(folder, bits_of):
 
 
 def make(name, seed, format, layer_config={}, **scheme):
+    has_blocks = scheme.get("scheme") == "FP8_BLOCK"
+    sizes = {"intermediate_size": 160} if has_blocks else {}  # a whole block and a part of one
     config = AutoConfig.for_model(model_type="llama", tie_word_embeddings=False, **rope(10000.0),
-                                  **{**BASE, "num_hidden_layers": 1, "vocab_size": 64})
+                                  **{**BASE, "num_hidden_layers": 1, "vocab_size": 64, **sizes})
     model = AutoModelForCausalLM.from_config(config).eval()
     randomize(model, seed)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "calibration_data/stories260k")  # AutoRound asks for one
     torch.manual_seed(seed)
     windows = [{"input_ids": torch.randint(3, 64, (1, 32))} for _ in range(4)]
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, tempfile.TemporaryDirectory() as source:
+        if has_blocks:  # AutoRound names the result of a model without a name by its group, which must be a number then
+            model.save_pretrained(source)
+            tokenizer.save_pretrained(source)
+            model.name_or_path = source
         rounding = AutoRound(model, tokenizer, iters=0, disable_opt_rtn=True, layer_config=layer_config,
                              dataset=windows, seqlen=32, nsamples=4, batch_size=1, **scheme)
         rounding.quantize_and_save(temporary, format=format)
@@ -152,7 +168,7 @@ def make(name, seed, format, layer_config={}, **scheme):
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")  # in its order
         shutil.copy(made / "model.safetensors", folder)
     bits_of = lambda module: layer_config.get(module, scheme).get("bits")
-    save_file(dense_weights(folder, bits_of), folder / "dense.safetensors")
+    save_file(dense_weights(folder, bits_of, has_blocks), folder / "dense.safetensors")
     for path in folder.glob("*.safetensors"):
         path.chmod(0o644)
     print(name, json.dumps(config["quantization_config"]))

@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "runtime/files/npy.h"
+#include "runtime/files/safetensors.h"
 #include "runtime/system/atomic_file.h"
 #include "tests/compress/run_pare.h"
 #include "tests/places.h"
@@ -65,6 +67,62 @@ TEST_F(InspectedVerdicts, AreThoseOfTheRun) {
   const std::string text = run_pare({"inspect", at("head").string()}).out;
   EXPECT_NE(text.find("engine            vLLM 0.33: does not load it: a quantized embedding"), std::string::npos)
       << text;
+}
+
+// FP8 with one scale per tensor, as published in the container fp8. Its tensors have two sets of names, of which vLLM
+// and llama.cpp's converter read one each. Expected is what their sources say: vLLM 0.33, fp8.py and mistral3.py;
+// conversion/base.py, dequant_model.
+TEST_F(InspectedVerdicts, OfFp8WithOneScalePerTensorFollowItsNames) {
+  const auto published = [&](const std::string& name, const std::string& range, bool is_early,
+                             const fs::path& model = family("mixtral_experts")) {
+    const std::string calibration = range == "static" ? "calibration: {text: " + at("ids.npy").string() + "}\n" : "";
+    write_npy(at("ids.npy"), TokenWindows{2, 4, {3, 4, 5, 6, 7, 8, 9, 10}});
+    make(model, name, calibration + "passes:\n  - fp8: {per_tensor: true, activations: {range: " + range + "}}\n");
+    for (const char* file : {"pare.json", "report.json", "report.html"}) fs::remove(at(name) / file);
+    Json config = Json::parse(read_text_file(at(name) / "config.json"));
+    config["quantization_config"] = {{"quant_method", "fp8"},
+                                     {"activation_scheme", range == "static" ? "static" : "dynamic"}};
+    write_text(at(name) / "config.json", config.dump());
+    const fs::path weights = at(name) / "model.safetensors", renamed = at("renamed.safetensors");
+    const SafetensorsFile file = SafetensorsFile::open(weights);
+    std::vector<NamedTensor> tensors;
+    for (const auto& [stored, view] : file.tensors()) {
+      std::string tensor = stored;
+      const auto rename = [&](const std::string& from, const std::string& to) {
+        if (!is_early && tensor.ends_with(from)) tensor.replace(tensor.size() - from.size(), from.size(), to);
+      };
+      rename(".weight_scale", ".weight_scale_inv");
+      rename(".input_scale", ".activation_scale");
+      tensors.push_back({tensor, view.dtype, view.shape, view.data});
+    }
+    write_safetensors(renamed, tensors);
+    fs::rename(renamed, weights);
+    return at(name);
+  };
+  const auto verdict = [&](const fs::path& model, size_t engine, bool loads, const std::string& reason) {
+    SCOPED_TRACE(model.string() + " " + std::to_string(engine));
+    const Json engines = engines_of(model);
+    ASSERT_EQ(engines.size(), 4u);
+    EXPECT_EQ(engines[engine].at("loads"), loads) << engines[engine];
+    EXPECT_NE(engines[engine].at("reasons").dump().find(reason), std::string::npos) << engines[engine];
+  };
+  constexpr size_t kVllm = 2, kConverter = 3;
+  const fs::path early = published("early", "tensor", true), late = published("late", "tensor", false);
+  const fs::path ranges = published("ranges", "static", true);
+  verdict(early, kVllm, true, "one range for all tokens of a batch");
+  verdict(early, kVllm, true, "gate and up of an expert are rounded again");
+  verdict(early, kConverter, false, "found weight_scale or input_scale");
+  verdict(late, kVllm, false, "found weight_scale_inv or activation_scale");
+  verdict(late, kConverter, true, "only weights are read");
+  verdict(ranges, kVllm, true, "all experts of a block get the largest");
+  verdict(ranges, kConverter, false, "found weight_scale or input_scale");
+  // vLLM's class for Mistral 3 renames them.
+  const fs::path whole = fs::path(kSourceFolder) / "tests/golden/wholes/mistral3";
+  verdict(published("mistral3", "tensor", false, whole), kVllm, true, "rounded again");
+  // Blocks, as most are published.
+  const fs::path blocks = fs::path(kSourceFolder) / "tests/golden/fp8/qwen3";
+  verdict(blocks, kVllm, true, "compute capability 8.9");
+  verdict(blocks, kConverter, true, "only weights are read");
 }
 
 TEST_F(InspectedVerdicts, OfFilesNameLlamaCppAndOfOthersNothing) {

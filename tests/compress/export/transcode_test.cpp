@@ -183,6 +183,19 @@ TEST_F(Transcode, Int8WithRoundedInputsBecomesLlmInt8) {
   const Json mixed = export_to("mixed", "nf4", "bitsandbytes");
   EXPECT_EQ(count(mixed, "rounded anew"), 12);  // NF4 holds no rows of 96
   EXPECT_EQ(count(mixed, "decoded"), 2);
+  // Where 8 bits become NF4, the reason says what int8 would take.
+  for (const std::string options : {"symmetric: false, activations: int8", "activations: {range: tensor}",
+                                    "activations: {symmetric: false}", "activations: none"}) {
+    SCOPED_TRACE(options);
+    make("llama_gqa_untied", "other", "passes:\n  - rtn: {bits: 8, group_size: -1, " + options + "}\n");
+    const Json other = export_to("other", "other-nf4", "bitsandbytes");
+    EXPECT_EQ(count(other, "rounded anew"), 12);
+    const Outcome told = run_pare({"export", at("other").string(), at("told").string(), "--format", "bitsandbytes"});
+    EXPECT_NE((told.out + told.err).find("bitsandbytes holds int8 only where all layers have symmetric codes"),
+              std::string::npos)
+        << told.out << told.err;
+    for (const char* name : {"other", "other-nf4", "told"}) fs::remove_all(at(name));
+  }
 }
 
 // What the bits of E4M3 and E8M0 stand for (OCP 8-bit Floating Point and Microscaling Formats, both 1.0).

@@ -388,6 +388,18 @@ TEST(EngineVerdicts, OfFp8SayWhatVllmDoesOtherwise) {
   EXPECT_EQ(of_tensor.size(), 3u);
   EXPECT_TRUE(has(of_tensor, "each token gets a range of its own"));
   EXPECT_TRUE(has(of_tensor, "rounded again"));
+  // Experts with one scale per tensor.
+  const auto of_experts = [](const std::string& range) {
+    const std::string options = "per_tensor: true, activations: {range: " + range + "}";
+    const EngineVerdict verdict =
+        verdict_of("vLLM", verdicts_of("passes:\n  - fp8: {" + options + "}\n", "mixtral_experts"));
+    EXPECT_TRUE(verdict.loads);
+    return verdict.reasons;
+  };
+  EXPECT_TRUE(has(of_experts("tensor"), "gate and up of an expert are rounded again to the larger"));
+  EXPECT_TRUE(has(of_experts("tensor"), "its Marlin kernels, which round no input, and its Humming kernels"));
+  EXPECT_TRUE(has(of_experts("static"), "gate and up of an expert are rounded again to the larger"));
+  EXPECT_TRUE(has(of_experts("static"), "all experts of a block get the largest"));
 }
 
 // transformers rounds these inputs with one range where a token should have its own.

@@ -68,7 +68,8 @@ TEST_P(AutoRoundGolden, WeightsAreThoseOfItsOwnLayers) {
 
 INSTANTIATE_TEST_SUITE_P(Models, AutoRoundGolden,
                          testing::Values("gptq_w4", "v2_w4", "gptq_w3", "awq_w4", "v2_w6", "awq_w5", "nvfp4", "mxfp4",
-                                         "fp8_static", "fp8_weights", "mlx_w4", "mlx_w5z", "ct_w5z", "ct_fp8"),
+                                         "fp8_static", "fp8_weights", "mlx_w4", "mlx_w5z", "ct_w5z", "ct_fp8",
+                                         "fp8_block", "ar_fp8_block", "ct_fp8_block"),
                          [](const auto& test) { return test.param; });
 
 // The inputs of all linears in a golden model's blocks.
@@ -96,6 +97,10 @@ TEST(AutoRound, InputsAreRoundedAsItSays) {
     EXPECT_EQ(input_of(name).type, InputType::fp8);
     EXPECT_EQ(input_of(name).range, InputRange::static_);
     EXPECT_EQ(input_of(name).scale, stored_number(name, ".input_scale"));
+  }
+  for (const char* const name : {"fp8_block", "ar_fp8_block", "ct_fp8_block"}) {
+    EXPECT_EQ(input_of(name).type, InputType::fp8) << name;
+    EXPECT_EQ(input_of(name).range, InputRange::block) << name;
   }
 }
 
