@@ -5,7 +5,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/softmax.h>
@@ -18,6 +17,7 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "compress/model/matrix_products.h"
 #include "compress/model/row_functions.h"
 #include "quant/checked_tensor.h"
 
@@ -163,7 +163,8 @@ at::Tensor by_query_blocks(const at::Tensor& q, const at::Tensor& k, const at::T
       const int64_t own_key = num_keys - num_queries + first;
       const int64_t first_key = std::max<int64_t>(0, own_key - window + 1), seen = own_key + count - first_key;
       at::Tensor scores_RT =
-          at::mm(q_RK.narrow(0, first * heads, count * heads), k_KT.narrow(1, first_key, seen)).to(sums);
+          differentiable_product(q_RK.narrow(0, first * heads, count * heads), k_KT.narrow(1, first_key, seen))
+              .to(sums);
       scores_RT.mul_(rule.scale);
       if (rule.softcap > 0.0) scores_RT = scores_RT.div_(rule.softcap).tanh_().mul(rule.softcap);
       if (!rule.slopes_H.empty()) {
@@ -182,7 +183,8 @@ at::Tensor by_query_blocks(const at::Tensor& q, const at::Tensor& k, const at::T
       block.hide();
       const at::Tensor shares_RT = shares_of(scores_RT, rule, g * heads, heads);
       if (rounds(runtime::ActivationSite::softmax_output)) round_rows(shares_RT, site->format);
-      const at::Tensor mixed_RK = at::mm(shares_RT.to(v.scalar_type()), v_TK.narrow(0, first_key, seen));
+      const at::Tensor mixed_RK =
+          differentiable_product(shares_RT.to(v.scalar_type()), v_TK.narrow(0, first_key, seen));
       mixed_QHK.narrow(0, first, count).copy_(mixed_RK.view({count, heads, head_size}));
     }
   }

@@ -26,7 +26,7 @@ struct AttentionRule {
 
 // fused: LibTorch's own, as one node of autograd that keeps keys and values as they came; what is spread over the query
 // heads is made again in the backward pass. by_query_blocks: plain products, 64 queries at a time, with their rounding
-// of sites; the bits that calibration has always given.
+// of sites, as calibration takes it.
 enum class AttentionKernel { fused, by_query_blocks };
 
 // [B, H, Q, K] of q [B, H, Q, K], k and v [B, G, T, K], where query head h reads key head h / (H / G); one

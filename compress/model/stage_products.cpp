@@ -2,8 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
@@ -11,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "compress/model/matrix_products.h"
 #include "compress/model/row_functions.h"
 #include "quant/checked_tensor.h"
 
@@ -61,7 +60,7 @@ struct StageProducts : torch::autograd::Function<StageProducts> {
     }
     variable_list outputs;
     for (size_t i = 0; i < num_linears; ++i) {
-      outputs.push_back(at::linear(input, operands[i].to(input.scalar_type()), biases[i]));
+      outputs.push_back(linear_of(input, operands[i].to(input.scalar_type()), biases[i]));
     }
     return outputs;
   }
@@ -80,10 +79,10 @@ struct StageProducts : torch::autograd::Function<StageProducts> {
       const at::Tensor dy_RO = rows_of(gradients[i]);
       if (context->needs_input_grad(num_inputs + i)) {
         if (!input_RI.defined()) input_RI = rows_of(input_of(*call, first, second));
-        dweight_OI = at::mm(dy_RO.t(), input_RI);
+        dweight_OI = matrix_product(dy_RO.t(), input_RI);
       }
       if (!needs_input) continue;
-      const at::Tensor part_RI = at::mm(dy_RO, saved[2 + i].to(call->input.type));
+      const at::Tensor part_RI = matrix_product(dy_RO, saved[2 + i].to(call->input.type));
       dinput_RI = dinput_RI.defined() ? dinput_RI.add_(part_RI) : part_RI;
     }
     for (size_t b = 0; b < call->linears_with_bias.size(); ++b) {
@@ -166,7 +165,7 @@ std::vector<at::Tensor> stage_products(const StageInput& input, const runtime::I
     const at::Tensor x = input.value(format);
     std::vector<at::Tensor> outputs;
     for (const LinearOperands& linear : linears) {
-      outputs.push_back(at::linear(x, linear.weight_OI.to(input.type), given(linear.bias_O)));
+      outputs.push_back(linear_of(x, linear.weight_OI.to(input.type), given(linear.bias_O)));
     }
     return outputs;
   }

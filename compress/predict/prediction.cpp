@@ -1,7 +1,6 @@
 #include "compress/predict/prediction.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "compress/model/matrix_products.h"
 #include "quant/row_chunks.h"
 #include "runtime/machine/limits.h"
 #include "runtime/system/json_text.h"
@@ -37,10 +37,10 @@ double measure_matmul_rate(int num_threads) {
   const auto multiply_on_all = [&] {
     quant::for_row_chunks(num_threads, 1, [&](int64_t, int64_t) {
       at::Tensor out = at::empty({kSide, kSide}, at::kFloat);
-      for (int i = 0; i < kRepetitions; ++i) at::mm_out(out, left, right);
+      for (int i = 0; i < kRepetitions; ++i) matrix_product_to(left, right, out);
     });
   };
-  multiply_on_all();  // starts the threads and MKL
+  multiply_on_all();  // starts the threads
   const auto start = std::chrono::steady_clock::now();
   multiply_on_all();
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -1,18 +1,18 @@
 #include "compress/walk/product_sums.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 
 #include <limits>
 
+#include "compress/model/matrix_products.h"
 #include "quant/row_chunks.h"
 
 namespace pare::compress {
 namespace {
 
 constexpr int64_t kMaxTile = 256;
-constexpr int64_t kTileAlignment = 16;
+constexpr int64_t kTileAlignment = 48;  // whole register tiles of every instruction set
 
 // A column whose mean square is no normal float32 has products with the others that are, which no square of its own
 // allows: a matrix so made is not positive, and scaled it is not even symmetric.
@@ -69,11 +69,13 @@ int64_t ProductShape::size_bytes() const {
 void ProductSums::add(std::span<const ProductRows> chunks) {
   quant::for_row_chunks(static_cast<int64_t>(tiles_.size()), 1, [&](int64_t index, int64_t) {
     Tile& tile = tiles_[static_cast<size_t>(index)];
-    at::Tensor product = at::empty({tile.num_rows, tile.num_columns}, at::kFloat);
+    // Zeros below the diagonal of a diagonal tile, where the product writes nothing.
+    at::Tensor product = at::zeros({tile.num_rows, tile.num_columns}, at::kFloat);
     for (const ProductRows& chunk : chunks) {
       if (chunk.left_RP.size(0) == 0) continue;
-      at::mm_out(product, chunk.left_RP.narrow(1, tile.first_row, tile.num_rows).t(),
-                 chunk.right_RI.narrow(1, tile.first_column, tile.num_columns));
+      matrix_product_to(chunk.left_RP.narrow(1, tile.first_row, tile.num_rows).t(),
+                        chunk.right_RI.narrow(1, tile.first_column, tile.num_columns), product,
+                        shape_.symmetric && tile.first_row == tile.first_column);
       const float* source = product.const_data_ptr<float>();
       double* sum = tile.sum.data_ptr<double>();
       for (int64_t i = 0; i < product.numel(); ++i) sum[i] += static_cast<double>(source[i]);

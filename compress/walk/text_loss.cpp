@@ -1,7 +1,6 @@
 #include "compress/walk/text_loss.h"
 
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/matmul.h>
 
 #include <algorithm>
 #include <cmath>
@@ -11,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "compress/model/matrix_products.h"
 #include "compress/walk/decoder_block.h"
 #include "compress/walk/hidden_store.h"
 #include "quant/row_chunks.h"
@@ -75,8 +75,7 @@ double mean_loss(const runtime::Checkpoint& checkpoint, const runtime::TokenWind
   quant::for_row_chunks(num_out, kHeadRows, [&](int64_t first, int64_t count) {
     std::vector<float> weight_OI(static_cast<size_t>(count * width));
     runtime::weight_rows(head, first, count, weight_OI);
-    at::Tensor logits_RO =
-        at::matmul(x_RD, at::from_blob(weight_OI.data(), {count, width}, at::kFloat).transpose(0, 1));
+    at::Tensor logits_RO = linear_of(x_RD, at::from_blob(weight_OI.data(), {count, width}, at::kFloat), std::nullopt);
     if (model.logit_softcap > 0.0f) logits_RO = logits_RO.div(model.logit_softcap).tanh().mul(model.logit_softcap);
     logits_RO = logits_RO.contiguous();
     PieceSums& piece = pieces[static_cast<size_t>(first / kHeadRows)];

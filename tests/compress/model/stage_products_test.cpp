@@ -52,7 +52,6 @@ TEST(StageProducts, NormsRoundTheirInputs) {
   const Tensors found = with_gradients(of_one, {x, weight_OI}, dy),
                 expected = with_gradients(of_several, {x, weight_OI}, dy);
   for (size_t i = 0; i < found.size(); ++i) expect_near(found[i], expected[i].to(at::kDouble), 1e-6, std::to_string(i));
-  EXPECT_TRUE(at::equal(found[0], expected[0]));
   EXPECT_FALSE(at::equal(
       found[0], stage_products(StageInput::norm(x, gain_D, kEpsilon, at::kFloat), nullptr, {{weight_OI, {}}})[0]));
 }
@@ -88,8 +87,21 @@ TEST(StageProducts, RefuseWhatDoesNotFit) {
   gates_refused(x.to(at::kHalf), x.to(at::kHalf), weight_OI.to(at::kHalf), {"float32"});
 }
 
-// Values and gradients of all four inputs must be those of the same functions one after the other, bit for bit. What is
-// computed again is what was multiplied, rounded inputs included.
+// In float32 the products are our own, and add up to 24 products in another order than LibTorch's: 24 times half a unit
+// in the last place of their sizes, on both sides. In bfloat16 both are LibTorch's.
+void expect_same_products(const Tensors& found, const Tensors& parts) {
+  ASSERT_EQ(found.size(), parts.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (found[i].scalar_type() == at::kFloat) {
+      expect_near(found[i], parts[i].to(at::kDouble), 3e-6, std::to_string(i));
+    } else {
+      EXPECT_TRUE(at::equal(found[i], parts[i])) << i;
+    }
+  }
+}
+
+// Values and gradients of all four inputs must be those of the same functions one after the other. What is computed
+// again is what was multiplied, rounded inputs included.
 TEST(StageProducts, GatesEqualTheirParts) {
   const InputFormat rounding{.type = InputType::int8};
   for (const at::ScalarType type : kTypes) {
@@ -108,8 +120,7 @@ TEST(StageProducts, GatesEqualTheirParts) {
                               in[3]);
           },
           inputs, weight);
-      ASSERT_EQ(found.size(), parts.size());
-      for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(found[i], parts[i])) << i;
+      expect_same_products(found, parts);
     }
     // Here weight and bias need no gradients, and then there is no bias.
     const Tensors two = with_gradients(
@@ -122,7 +133,7 @@ TEST(StageProducts, GatesEqualTheirParts) {
           return at::linear(gated_activation_by_ops(in[0], in[1], Activation::silu), inputs[2]);
         },
         {inputs[0], inputs[1]}, weight);
-    for (size_t i = 0; i < two.size(); ++i) EXPECT_TRUE(at::equal(two[i], parts[i])) << i;
+    expect_same_products(two, parts);
   }
 }
 
