@@ -24,9 +24,8 @@ struct Memory {
   size_t allocated_bytes = 0;
   // The search for room begins here, so that addresses are used again as late as possible.
   size_t next = kPageBytes;
-  size_t touched = kPageBytes;  // everything from here on is still as it was mapped
   int num_accesses = 0;
-  bool is_open = false;  // everything touched is accessible
+  size_t open_begin = 0, open_end = 0;  // the pages that are accessible
 
   Memory() {
     void* memory = mmap(nullptr, kReservedBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -60,11 +59,32 @@ size_t find_room(size_t begin, size_t room) {
   return offset + room <= kReservedBytes ? offset : kReservedBytes;
 }
 
-void set_open(bool is_open) {
+void set_protection(size_t begin, size_t end, int protection) {
+  if (mprotect(memory().base + begin, end - begin, protection) != 0) throw std::bad_alloc();
+}
+
+// Makes the pages from the first allocation to the last accessible. What lies before them was freed, and stays hidden:
+// opening it too took most of the time of tests that allocate much.
+void open_memory() {
   Memory& m = memory();
-  if (m.is_open == is_open) return;
-  if (mprotect(m.base, m.touched, is_open ? PROT_READ | PROT_WRITE : PROT_NONE) != 0) throw std::bad_alloc();
-  m.is_open = is_open;
+  if (m.allocations.empty()) return;
+  const auto& [last, bytes] = *m.allocations.rbegin();
+  size_t begin = m.allocations.begin()->first / kPageBytes * kPageBytes;
+  size_t end = (last + room_of(bytes) + kPageBytes - 1) / kPageBytes * kPageBytes;
+  if (m.open_begin < m.open_end) {
+    if (begin >= m.open_begin && end <= m.open_end) return;
+    begin = std::min(begin, m.open_begin);
+    end = std::max(end, m.open_end);
+  }
+  set_protection(begin, end, PROT_READ | PROT_WRITE);
+  m.open_begin = begin;
+  m.open_end = end;
+}
+
+void hide_memory() {
+  Memory& m = memory();
+  if (m.open_begin < m.open_end) set_protection(m.open_begin, m.open_end, PROT_NONE);
+  m.open_begin = m.open_end = 0;
 }
 
 std::string overwritten(size_t offset, size_t bytes) {
@@ -84,16 +104,13 @@ void* allocate(size_t bytes, size_t total_bytes) {
   size_t offset = find_room(m.next, room);
   if (offset == kReservedBytes) offset = find_room(kPageBytes, room);
   if (offset == kReservedBytes) return nullptr;
-  const size_t end = (offset + room + kPageBytes - 1) / kPageBytes * kPageBytes;
-  if (end > m.touched) m.is_open = false;
-  m.touched = std::max(m.touched, end);
+  m.allocations[offset] = bytes;
   const Access access;
   char* begin = m.base + offset;
   address_check::unpoison(begin, room);
   std::memset(begin, 0xFF, bytes);
   write_canary(begin + bytes, room - bytes);
   address_check::poison(begin + bytes, room - bytes);
-  m.allocations[offset] = bytes;
   m.allocated_bytes += bytes;
   m.next = offset + room;
   return begin;
@@ -160,12 +177,12 @@ std::string repair() {
 }
 
 Access::Access() {
-  set_open(true);
+  open_memory();
   ++memory().num_accesses;
 }
 
 Access::~Access() {
-  if (--memory().num_accesses == 0 && options().hides_memory) set_open(false);
+  if (--memory().num_accesses == 0 && options().hides_memory) hide_memory();
 }
 
 }  // namespace pare::emulation::device_memory
