@@ -108,7 +108,7 @@ const std::vector<DeletingCall>& allowed_calls() {
        "the file that it has just written grows"},
       {"runtime/files/gguf_writer.cpp", "std::ofstream file(path, std::ios::binary);",
        "in a folder of a ModelDirectory, or OUT.partial's own result"},
-      {"runtime/files/gguf_writer.cpp", "std::filesystem::resize_file(path, offset);",
+      {"runtime/files/gguf_writer.cpp", "std::filesystem::resize_file(path, offset, error);",
        "the file that it has just written"},
       {"runtime/import/model_directory.cpp", "::rmdir(entry->path().c_str());", empty},
       {"runtime/import/model_directory.cpp", "fs::remove(name);", "in the folder that this object has made"},
