@@ -162,6 +162,10 @@ def run_process(tests):
         # A test whose process fails after its report, as sanitizers have it, has not passed.
         if status != 0 and all(result != "Failed" for result, _ in results.values()):
             return {}, at, output + f"\nthe process ended with status {status}"
+        # Tests are listed without PARE_ISA, which takes away those of wider instruction sets.
+        if "PARE_ISA" in os.environ:
+            for test in tests:
+                results.setdefault(test.gtest_name, ("Skipped", 0.0))
         return results, at, output
 
 

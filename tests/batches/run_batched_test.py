@@ -1,5 +1,6 @@
 """tests/run_batched.py finds every planted failure, and nothing else: run_batched_test.py PLANTED_TESTS."""
 import contextlib
+import os
 import pathlib
 import re
 import subprocess
@@ -48,6 +49,7 @@ def run(build, *options):
 
 
 def main(program):
+    os.environ.pop("PARE_ISA", None)  # these tests may run as on an older processor themselves
     names = names_of(program)
     assert set(FAILED) < set(names), names
     with tempfile.TemporaryDirectory() as folder:
@@ -65,6 +67,15 @@ def main(program):
         assert "Timeout: PlantedHang.HangsBesideOthers took over 2 s" in said, said
         assert "it left processes behind" in said and not processes_of(program), said
         assert said.count("as planted") >= 1 and "Other.Fails" in said, said
+
+        lines.append(f'add_test("Planted.IsNotThere" "{program}" "--gtest_filter=Planted.IsNotThere" "--")')
+        (pathlib.Path(folder) / "CTestTestfile.cmake").write_text("\n".join(lines) + "\n")
+        status, said = run(folder, "--include", "IsNotThere|Planted.Passes")
+        assert status == 1 and "- Planted.IsNotThere (Failed)" in said, said
+        os.environ["PARE_ISA"] = "avx2"
+        status, said = run(folder, "--include", "IsNotThere|Planted.Passes")
+        assert status == 0 and "1 of them skipped" in said, said
+        del os.environ["PARE_ISA"]
 
         good = "^(" + "|".join(re.escape(name) for name in sorted(set(names) - set(FAILED)) + ["Other.Passes"]) + ")$"
         status, said = run(folder, "--include", good)
