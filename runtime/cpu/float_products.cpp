@@ -8,6 +8,7 @@
 #include <string>
 
 #include "runtime/cpu/divide_up.h"
+#include "runtime/cpu/float_tiles.h"
 #include "runtime/cpu/kernel_choice.h"
 #include "runtime/cpu/team.h"
 #include "runtime/system/aligned_memory.h"
@@ -16,14 +17,9 @@
 namespace pare::runtime {
 namespace {
 
-// A block of the right matrix's columns (at most kBlockK x 48 floats, 110 KB) is multiplied with strips of at most
-// kMaxRows rows of the left one, which stay in L2. Of 256 rows, packing the columns costs some 3 % more.
-constexpr int64_t kBlockK = 576;
+// A block of columns of the right matrix is multiplied with strips of at most so many rows of the left one, which stay
+// in L2. Of 256 rows, packing the columns costs some 3 % more.
 constexpr int64_t kMaxRows = 512;
-constexpr int64_t kMaxTilePanels = 3;
-constexpr int64_t kTasksPerThread = 2;
-// Below this many multiply-adds, another thread costs more than it saves.
-constexpr int64_t kMinThreadProducts = int64_t{1} << 19;
 
 // Runs of a fixed length are copied without a call of memcpy for each, a tenth of some products.
 template <int64_t kCount>
@@ -55,20 +51,13 @@ void pack(const FloatMatrix& matrix, int64_t first_n, int64_t num_n, int64_t wid
   if (num_k % 2 != 0) std::fill_n(dst + num_k * width, width, 0.0f);
 }
 
-// Fetches the lines of the result that a tile is about to read or write: they lie a row apart.
-void prefetch_rows(const float* y, int64_t y_stride, int64_t num_rows, int64_t num_outs) {
-  for (int64_t r = 0; r < num_rows; ++r) {
-    for (int64_t o = 0; o < num_outs; o += kPanel) __builtin_prefetch(y + r * y_stride + o, 1, 3);
-  }
-}
-
 // Writes the result's columns [begin_n, end_n).
 void multiply_columns(const LinearKernels& kernels, const FloatProduct& product, int64_t begin_n, int64_t end_n) {
-  alignas(64) float columns[kBlockK * kMaxTilePanels * kPanel];
+  alignas(64) float columns[kFloatBlockSize];
   thread_local Scratch scratch;
   const int64_t strip_rows = kernels.tile_rows, tile_outs = kernels.tile_panels * kPanel;
   const int64_t num_rows = product.left_MK.num_n, num_k = product.num_k;
-  const int64_t block_k = round_up(divide_up(num_k, divide_up(num_k, kBlockK)), 2);
+  const int64_t block_k = round_up(divide_up(num_k, divide_up(num_k, kFloatBlockK)), 2);
   const int64_t block_rows = round_up(divide_up(num_rows, divide_up(num_rows, kMaxRows)), strip_rows);
   float* const strips = scratch.reserve_floats(block_rows * block_k);
   for (int64_t first_row = 0; first_row < num_rows; first_row += block_rows) {
@@ -87,7 +76,7 @@ void multiply_columns(const LinearKernels& kernels, const FloatProduct& product,
         for (int64_t row = 0; row < end_row; row += strip_rows) {
           const int64_t count = std::min(strip_rows, rows - row);
           float* const y = product.result_MN + (first_row + row) * product.result_stride + out;
-          prefetch_rows(y, product.result_stride, count, num_outs);
+          prefetch_outputs(y, product.result_stride, count, num_outs);
           const float* const bias = product.bias_N == nullptr ? nullptr : product.bias_N + out;
           kernels.tile[count - 1](strips + row * even_length, columns, even_length, k > 0 ? y : bias,
                                   k > 0 ? product.result_stride : 0, y, product.result_stride, num_outs);
@@ -120,10 +109,10 @@ void multiply_floats(Isa isa, const FloatProduct& product, int num_threads) {
   }
   const LinearKernels& kernels = linear_kernels(isa);
   const int64_t tile_outs = kernels.tile_panels * kPanel, num_tiles = divide_up(num_outs, tile_outs);
-  const int64_t worthwhile = num_rows * num_outs * product.num_k / kMinThreadProducts;
+  const int64_t worthwhile = num_rows * num_outs * product.num_k / kMinFloatThreadProducts;
   const int threads = omp_in_parallel() ? 1 : team_size(num_threads, worthwhile);
   if (threads == 1) return multiply_columns(kernels, product, 0, num_outs);
-  const int64_t num_tasks = std::min(num_tiles, kTasksPerThread * threads);
+  const int64_t num_tasks = std::min(num_tiles, kFloatTasksPerThread * threads);
   FirstException error;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
   for (int64_t task = 0; task < num_tasks; ++task) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/cpu/divide_up.h"
+#include "runtime/cpu/float_tiles.h"
 #include "runtime/cpu/packed_linear.h"
 #include "runtime/cpu/team.h"
 #include "runtime/system/aligned_memory.h"
@@ -15,26 +16,13 @@
 namespace pare::runtime {
 namespace {
 
-// A task multiplies some rows with one tile of weights after another, and expands kBlockK x 48 floats of it at a time
-// (110 KB). The task's strips of x (kStripBytes) stay in L2 meanwhile. More rows per task amortize the expansion
-// better: 512 are some 3 % faster than 128.
-constexpr int64_t kBlockK = 576;
+// A task multiplies some rows with one tile of weights after another, and expands a block of it at a time. The task's
+// strips of x (kStripBytes) stay in L2 meanwhile. More rows per task amortize the expansion better: 512 are some 3 %
+// faster than 128.
 constexpr int64_t kStripBytes = int64_t{1200} << 10;
 constexpr int64_t kMinTaskRows = 64;
 constexpr int64_t kMaxTaskRows = 512;
-constexpr int64_t kTasksPerThread = 2;
 constexpr int64_t kMaxUnitK = 32;  // blocks are whole units of every format
-constexpr int64_t kMaxTilePanels = 3;
-// Below this many multiply-adds, another thread costs more than it saves.
-constexpr int64_t kMinThreadProducts = int64_t{1} << 19;
-
-// Fetches the lines of y that a strip's last block is about to write. Rows of y lie far apart, so the hardware does not
-// foresee them, and each store would wait for its line.
-void prefetch_outputs(const float* y, int64_t y_stride, int64_t num_rows, int64_t num_outs) {
-  for (int64_t r = 0; r < num_rows; ++r) {
-    for (int64_t o = 0; o < num_outs; o += kPanel) __builtin_prefetch(y + r * y_stride + o, 1, 3);
-  }
-}
 
 }  // namespace
 
@@ -64,13 +52,13 @@ void CpuPackedLinear::gemm(const float* x_RI, int64_t num_rows, const PanelRange
     if (tiles.empty()) continue;
     const int64_t num_tiles = static_cast<int64_t>(tiles.size());
     const int64_t products = num_rows * layout.num_k * num_tiles * kernels_->tile_panels * kPanel;
-    const int threads = team_size(num_threads(), products / kMinThreadProducts);
-    const int64_t busy_threads = std::clamp<int64_t>(products / kMinThreadProducts, 1, threads);
+    const int threads = team_size(num_threads(), products / kMinFloatThreadProducts);
+    const int64_t busy_threads = std::clamp<int64_t>(products / kMinFloatThreadProducts, 1, threads);
     const int64_t max_rows = std::clamp(kStripBytes / 4 / layout.num_k, kMinTaskRows, kMaxTaskRows);
     const int64_t row_tasks = divide_up(num_rows, max_rows);
     const int64_t task_rows = round_up(divide_up(num_rows, row_tasks), strip_rows);
     const int64_t tile_tasks =
-        threads == 1 ? 1 : std::min(num_tiles, divide_up(kTasksPerThread * busy_threads, row_tasks));
+        threads == 1 ? 1 : std::min(num_tiles, divide_up(kFloatTasksPerThread * busy_threads, row_tasks));
     FirstException error;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
@@ -116,11 +104,11 @@ void CpuPackedLinear::pack_rows(const InputLayout& layout, const float* x_RI, in
 
 void CpuPackedLinear::multiply_tiles(const InputLayout& layout, std::span<const Tile> tiles, const float* strips,
                                      int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride) const {
-  alignas(64) float weights[kBlockK * kMaxTilePanels * kPanel];
+  alignas(64) float weights[kFloatBlockSize];
   thread_local Scratch scratch;
   const int64_t tile_outs = kernels_->tile_panels * kPanel;
   float* const sums = scratch.reserve_floats(num_rows * tile_outs);
-  const int64_t num_blocks = divide_up(layout.num_k, kBlockK);
+  const int64_t num_blocks = divide_up(layout.num_k, kFloatBlockK);
   const int64_t block_k = round_up(divide_up(layout.num_k, num_blocks), kMaxUnitK);
   for (const Tile& tile : tiles) {
     const Part& part = *tile.part;
