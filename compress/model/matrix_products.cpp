@@ -44,7 +44,7 @@ void multiply(const at::Tensor& left_MK, const at::Tensor& right_NK, const at::T
 
 at::Tensor matrix_product(const at::Tensor& left_MK, const at::Tensor& right_KN) {
   if (!has_kernels(left_MK)) return at::mm(left_MK, right_KN);
-  at::Tensor out_MN = at::empty({left_MK.size(0), right_KN.size(1)}, left_MK.options());
+  at::Tensor out_MN = at::empty({left_MK.size(0), right_KN.size(-1)}, left_MK.options());
   matrix_product_to(left_MK, right_KN, out_MN);
   return out_MN;
 }
@@ -57,8 +57,9 @@ at::Tensor differentiable_product(const at::Tensor& left_MK, const at::Tensor& r
 void matrix_product_to(const at::Tensor& left_MK, const at::Tensor& right_KN, at::Tensor& out_MN, bool is_upper) {
   if (left_MK.dim() != 2 || right_KN.dim() != 2 || out_MN.dim() != 2 || left_MK.size(1) != right_KN.size(0) ||
       out_MN.size(0) != left_MK.size(0) || out_MN.size(1) != right_KN.size(1) ||
-      left_MK.scalar_type() != right_KN.scalar_type() || out_MN.scalar_type() != left_MK.scalar_type()) {
-    throw std::invalid_argument("matrix_product: expected [M, K], [K, N] and [M, N] of one type, found " +
+      left_MK.scalar_type() != right_KN.scalar_type() || out_MN.scalar_type() != left_MK.scalar_type() ||
+      left_MK.device() != right_KN.device() || out_MN.device() != left_MK.device()) {
+    throw std::invalid_argument("matrix_product: expected [M, K], [K, N] and [M, N] of one type and device, found " +
                                 quant::shape_text(left_MK) + ", " + quant::shape_text(right_KN) + " and " +
                                 quant::shape_text(out_MN));
   }
@@ -70,9 +71,15 @@ void matrix_product_to(const at::Tensor& left_MK, const at::Tensor& right_KN, at
 }
 
 at::Tensor linear_of(const at::Tensor& x, const at::Tensor& weight_OI, const std::optional<at::Tensor>& bias_O) {
+  if (!has_kernels(x)) return at::linear(x, weight_OI, bias_O);
   const at::Tensor bias = bias_O.value_or(at::Tensor());
-  if (!has_kernels(x) || weight_OI.scalar_type() != at::kFloat || (bias.defined() && bias.scalar_type() != at::kFloat))
-    return at::linear(x, weight_OI, bias_O);
+  const bool bias_fits = !bias.defined() || (has_kernels(bias) && bias.dim() == 1 && weight_OI.dim() == 2 &&
+                                             bias.size(0) == weight_OI.size(0));
+  if (x.dim() < 1 || weight_OI.dim() != 2 || !has_kernels(weight_OI) || weight_OI.size(1) != x.size(-1) || !bias_fits) {
+    throw std::invalid_argument("linear_of: expected float32 [..., I], [O, I] and [O], found " + quant::shape_text(x) +
+                                ", " + weight_OI.toString() + " " + quant::shape_text(weight_OI) + " and " +
+                                (bias.defined() ? bias.toString() + " " + quant::shape_text(bias) : "no bias"));
+  }
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = weight_OI.size(0);
   const at::Tensor rows_RI = x.reshape({-1, x.size(-1)});

@@ -1,5 +1,5 @@
-// Products of matrices: in float32 on a CPU by kernels of our own (runtime/cpu/float_products.h), which record no
-// gradients, elsewhere by LibTorch's operators. Their bits do not depend on the number of threads.
+// Products of matrices: in float32 on a CPU by kernels of our own (runtime/cpu/float_products.h), elsewhere by
+// LibTorch's operators. Ours record no gradients, and their bits do not depend on the number of threads.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,9 @@ at::Tensor differentiable_product(const at::Tensor& left_MK, const at::Tensor& r
 void matrix_product_to(const at::Tensor& left_MK, const at::Tensor& right_KN, at::Tensor& out_MN,
                        bool is_upper = false);
 
-// Returns x weight^T + bias, [..., O], of x [..., I] and weight [O, I], all of one type and device, as torch's linear.
+// Returns x weight^T + bias, [..., O], of x [..., I], weight [O, I] and bias [O], all of one type and device, as
+// LibTorch's linear. Throws std::invalid_argument for an x in float32 on a CPU that the others do not fit, and for
+// another x what LibTorch throws.
 at::Tensor linear_of(const at::Tensor& x, const at::Tensor& weight_OI, const std::optional<at::Tensor>& bias_O);
 
 }  // namespace pare::compress
