@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -83,6 +84,15 @@ std::runtime_error no_room(const fs::path& place, const fs::path& model, const N
                             format_bytes(error.needed()) + " there: free some, or set TMPDIR to a folder with more");
 }
 
+// The folder for temporary files that the environment names, for messages: the standard library keeps it back where it
+// cannot be used. It asks for these names in this order.
+fs::path named_temporary_folder() {
+  for (const char* const name : {"TMPDIR", "TMP", "TEMP", "TEMPDIR"}) {
+    if (const char* const folder = std::getenv(name)) return folder;
+  }
+  return "/tmp";
+}
+
 // Why a file below `folder` could not be written, where that is what the error says: "File too large". "" for any other
 // error.
 std::string reason_of_failed_write(const std::runtime_error& error, const fs::path& folder) {
@@ -123,8 +133,12 @@ ModelDirectory::ModelDirectory(const fs::path& asked, const MakeDirectory& make,
   const fs::path model = make ? asked : stored_model(asked);
   if (model.extension() != ".gguf" && !make) return;
   std::error_code error;
-  const fs::path parent = fs::temp_directory_path(error);
-  sweep(parent);
+  fs::path parent = fs::temp_directory_path(error);
+  if (error) {
+    parent = named_temporary_folder();
+  } else {
+    sweep(parent);
+  }
   // Another process's sweep may remove a folder before it is locked.
   while (lock_ < 0) {
     std::string pattern = (parent / (std::string(kPrefix) + "XXXXXX")).string();

@@ -563,6 +563,13 @@ TEST_F(PareRuntime, AGgufFileIsReadAsItsImportAndLeavesNothing) {
   ASSERT_EQ(direct.status, 0) << direct.err;
   EXPECT_EQ(nlohmann::json::parse(direct.out)["nll"], run_json("eval " + imported + " --text " + npy_)["nll"]);
   EXPECT_TRUE(std::filesystem::is_empty(temporary));
+  // A TMPDIR that is none, or a file, is named.
+  for (const std::string& place : {temporary.string() + "/missing", text_.string()}) {
+    const Outcome refused = run("eval " + gguf + " --text " + npy_, "env TMPDIR=" + place);
+    EXPECT_EQ(refused.status, 1);
+    EXPECT_NE(refused.err.find("cannot make a folder like '" + place + "/pare-import-"), std::string::npos)
+        << refused.err;
+  }
 }
 
 // --- Exceptions for which there is no message of ours ---
