@@ -13,7 +13,7 @@ runtime::JudgedModel judged(const RunPlan& plan, bool source_drops_inputs) {
     std::vector<runtime::JudgedLayer>& block = model.blocks.emplace_back();
     for (const LayerPlan& layer : layers) {
       const bool is_stored = (layer.is_compressed() || layer.is_taken_over) && !layer.scheme.is_plain();
-      block.push_back({layer.stage, is_stored ? std::optional(layer.scheme) : std::nullopt});
+      block.push_back({layer.linear, layer.stage, is_stored ? std::optional(layer.scheme) : std::nullopt});
       model.drops_inputs = model.drops_inputs || layer.step(PassKind::drops_inputs) != nullptr;
     }
   }

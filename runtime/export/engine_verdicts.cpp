@@ -37,6 +37,28 @@ bool stage_is_uniform(const std::vector<JudgedLayer>& layers, Stage stage) {
   return true;
 }
 
+// Returns whether vLLM makes one layer of those of a stage. A block with latents and without q_a has two.
+bool is_fused(const BlockDescription& block, Stage stage) {
+  return stage != Stage::attention_input || !block.latent || block.latent->q_a.has_value();
+}
+
+// Returns which blocks of scales do not divide the rows of a layer that is fused with those after it, as text. It is
+// empty where there is none. The last of them may end within a block.
+std::string undivided_rows(const std::vector<JudgedLayer>& layers, Stage stage) {
+  const JudgedLayer* before = nullptr;
+  for (const JudgedLayer& layer : layers) {
+    if (layer.stage != stage) continue;
+    if (before != nullptr && before->scheme && !before->scheme->block.is_none() &&
+        before->linear.num_out % before->scheme->block.num_rows != 0) {
+      const std::string& name = before->linear.name;
+      return std::to_string(before->scheme->block.num_rows) + " rows do not divide the " +
+             std::to_string(before->linear.num_out) + " of " + name.substr(name.rfind('.') + 1);
+    }
+    before = &layer;
+  }
+  return "";
+}
+
 class Reasons {
  public:
   void add(const std::string& reason) {  // an empty one is none
@@ -115,6 +137,23 @@ void judge_fp8_names(const JudgedModel& stored, const PackScheme& scheme, Reason
     vllm.add(
         "one FP8 scale per tensor is read under the names weight_scale and input_scale, found weight_scale_inv or "
         "activation_scale");
+  }
+}
+
+// vLLM 0.33 puts the scale blocks of fused layers one after the other. Where a block crosses from one layer to the
+// next, compressed-tensors and all experts are refused (fp8_utils.py: validate_fp8_block_shape and its twin for
+// experts). The container fp8 may have such linears (linear.py: _maybe_allow_fp8_block_shape_mismatch), and scales
+// overwrite those before them or find no room (adjust_block_scale_shard).
+void judge_fused_blocks(const std::vector<JudgedLayer>& layers, const BlockDescription& block, Reasons& vllm) {
+  for (const Stage stage : block_stages(block)) {
+    if (!is_fused(block, stage)) continue;
+    const std::string rows = undivided_rows(layers, stage);
+    if (rows.empty()) continue;
+    const auto layer = std::ranges::find(layers, stage, &JudgedLayer::stage);
+    const bool is_routed = stage.expert != Stage::kNoExpert && stage.expert < block.num_routed();
+    const bool is_allowed = layer->scheme->container == kFp8Container && !is_routed;
+    vllm.add("FP8 blocks of " + rows + ", which it fuses with others: " +
+             (is_allowed ? "it puts their scales in wrong places" : "it refuses them"));
   }
 }
 
@@ -222,6 +261,17 @@ bool has_experts_in_codes(const JudgedModel& stored) {
   });
 }
 
+// Groups of blocks follow from each layer's width, and no configuration says them: layers that differ in them alone
+// have one scheme.
+JudgedModel with_alike_blocks(JudgedModel stored) {
+  for (auto& layers : stored.blocks) {
+    for (JudgedLayer& layer : layers) {
+      if (layer.scheme && !layer.scheme->block.is_none()) layer.scheme->group_size = layer.scheme->block.num_columns;
+    }
+  }
+  return stored;
+}
+
 // The verdict on one engine while the layers are visited.
 struct Judgement {
   std::string_view release;
@@ -259,7 +309,7 @@ std::vector<JudgedLayer> judged_block(const Checkpoint& checkpoint, const Block&
   std::vector<JudgedLayer> layers;
   for (const Stage stage : stages) {
     for (const LinearDescription& linear : stage_layers(block, stage)) {
-      layers.push_back({stage, scheme_of(checkpoint, linear)});
+      layers.push_back({linear, stage, scheme_of(checkpoint, linear)});
     }
   }
   return layers;
@@ -330,23 +380,21 @@ std::string verdict_line(const EngineVerdict& verdict) {
   return line;
 }
 
-std::vector<EngineVerdict> judge_engines(const JudgedModel& stored, const ModelDescription& model) {
+std::vector<EngineVerdict> judge_engines(const JudgedModel& judged, const ModelDescription& model) {
+  const JudgedModel stored = with_alike_blocks(judged);
   Judgement transformers{kTransformersRelease, Engine::transformers};
   Judgement vllm{kVllmRelease, Engine::vllm}, converter{kConverterRelease, Engine::llama_cpp};
   std::vector<PackScheme> schemes;  // each becomes a config group
   for (size_t b = 0; b < stored.blocks.size(); ++b) {
     const std::vector<JudgedLayer>& layers = stored.blocks[b];
     for (const Stage stage : block_stages(model.blocks[b])) {
-      if (!stage_is_uniform(layers, stage)) {
-        const bool is_attention = stage == Stage::attention_input;
-        const bool has_latents = model.blocks[b].latent.has_value();
-        if (is_attention && has_latents && !model.blocks[b].latent->q_a) continue;  // two linears that are not fused
-        vllm.against.add(std::string(!is_attention ? "gate, up"
-                                     : has_latents ? "q_a, kv_a"
-                                                   : "q, k, v") +
-                         " have different schemes, but are fused");
-      }
+      if (stage_is_uniform(layers, stage) || !is_fused(model.blocks[b], stage)) continue;
+      vllm.against.add(std::string(stage != Stage::attention_input      ? "gate, up"
+                                   : model.blocks[b].latent.has_value() ? "q_a, kv_a"
+                                                                        : "q, k, v") +
+                       " have different schemes, but are fused");
     }
+    judge_fused_blocks(layers, model.blocks[b], vllm.against);
     for (const JudgedLayer& layer : layers) {
       if (!layer.scheme) continue;
       if (std::find(schemes.begin(), schemes.end(), *layer.scheme) == schemes.end()) schemes.push_back(*layer.scheme);

@@ -22,6 +22,7 @@ struct EngineVerdict {
 // How a linear of a block is stored. nullopt: as a tensor like any other. Zeros that are stored like other weights are
 // no scheme.
 struct JudgedLayer {
+  LinearDescription linear = {};
   Stage stage = Stage::attention_input;
   std::optional<PackScheme> scheme = {};
 };

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "runtime/export/engine_verdicts.h"
 #include "runtime/files/npy.h"
 #include "runtime/files/safetensors.h"
 #include "runtime/system/atomic_file.h"
@@ -40,6 +41,14 @@ class InspectedVerdicts : public testing::Test {
     const Outcome outcome = run_pare({"export", at(from).string(), at(to).string(), "--format", format});
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     if (fs::is_directory(at(to))) expect_those_of_manifest(to);
+  }
+  static constexpr size_t kVllm = 2, kConverter = 3;
+  static void verdict(const fs::path& model, size_t engine, bool loads, const std::string& reason) {
+    SCOPED_TRACE(model.string() + " " + std::to_string(engine));
+    const Json engines = engines_of(model);
+    ASSERT_EQ(engines.size(), 4u);
+    EXPECT_EQ(engines[engine].at("loads"), loads) << engines[engine];
+    EXPECT_NE(engines[engine].at("reasons").dump().find(reason), std::string::npos) << engines[engine];
   }
   TemporaryFolder folder_{"inspected_verdicts"};
 };
@@ -99,14 +108,6 @@ TEST_F(InspectedVerdicts, OfFp8WithOneScalePerTensorFollowItsNames) {
     fs::rename(renamed, weights);
     return at(name);
   };
-  const auto verdict = [&](const fs::path& model, size_t engine, bool loads, const std::string& reason) {
-    SCOPED_TRACE(model.string() + " " + std::to_string(engine));
-    const Json engines = engines_of(model);
-    ASSERT_EQ(engines.size(), 4u);
-    EXPECT_EQ(engines[engine].at("loads"), loads) << engines[engine];
-    EXPECT_NE(engines[engine].at("reasons").dump().find(reason), std::string::npos) << engines[engine];
-  };
-  constexpr size_t kVllm = 2, kConverter = 3;
   const fs::path early = published("early", "tensor", true), late = published("late", "tensor", false);
   const fs::path ranges = published("ranges", "static", true);
   verdict(early, kVllm, true, "one range for all tokens of a batch");
@@ -119,10 +120,35 @@ TEST_F(InspectedVerdicts, OfFp8WithOneScalePerTensorFollowItsNames) {
   // vLLM's class for Mistral 3 renames them.
   const fs::path whole = fs::path(kSourceFolder) / "tests/golden/wholes/mistral3";
   verdict(published("mistral3", "tensor", false, whole), kVllm, true, "rounded again");
-  // Blocks, as most are published.
-  const fs::path blocks = fs::path(kSourceFolder) / "tests/golden/fp8/qwen3";
-  verdict(blocks, kVllm, true, "compute capability 8.9");
-  verdict(blocks, kConverter, true, "only weights are read");
+}
+
+// FP8 with scales of blocks, as most are published. vLLM 0.33 fuses q, k, v and gate, up, also of experts, and puts
+// their scales one after the other: fp8_utils.py, validate_fp8_block_shape; linear.py, adjust_block_scale_shard.
+TEST_F(InspectedVerdicts, OfFp8BlocksFollowTheRowsOfFusedLayers) {
+  const fs::path golden = fs::path(kSourceFolder) / "tests/golden/fp8";
+  // 4 heads and 2 of keys of 32 channels, and 256 rows of gate and up, in blocks of 128.
+  verdict(golden / "qwen3", kVllm, false, "128 rows do not divide the 64 of k_proj");
+  verdict(golden / "qwen3", kVllm, false, "puts their scales in wrong places");
+  verdict(golden / "qwen3", kConverter, true, "only weights are read");
+  verdict(golden / "qwen3_compressed_tensors", kVllm, false, "it refuses them");
+  verdict(golden / "qwen3_moe_stacks", kVllm, true, "compute capability 8.9");  // blocks of 64 rows
+  verdict(golden / "deepseek_v3", kVllm, false, "128 rows do not divide the 24 of q_a_proj");
+  verdict(golden / "deepseek_v3", kVllm, false, "16 of gate_proj, which it fuses with others: it refuses them");
+  // Of the last of fused layers a block may be a part: kv_a_proj_with_mqa has 30 rows.
+  const ModelDescription deepseek = Checkpoint::open(golden / "deepseek_v3").description();
+  PackScheme scheme = Checkpoint::open(golden / "deepseek_v3").stored_scheme(deepseek.blocks[0].o).value();
+  scheme.block.num_rows = 24;
+  JudgedModel judged;
+  for (const BlockDescription& block : deepseek.blocks) {
+    judged.blocks.emplace_back();
+    for (const Stage stage : block_stages(block)) {
+      for (const LinearDescription& linear : stage_layers(block, stage)) {
+        judged.blocks.back().push_back({linear, stage, scheme});
+        if (stage.expert != Stage::kNoExpert) judged.blocks.back().back().scheme.reset();
+      }
+    }
+  }
+  EXPECT_TRUE(judge_engines(judged, deepseek)[kVllm].loads);
 }
 
 TEST_F(InspectedVerdicts, OfFilesNameLlamaCppAndOfOthersNothing) {
