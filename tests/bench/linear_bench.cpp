@@ -35,14 +35,27 @@ struct Shape {
 constexpr Shape kShapes[] = {{"qkv", 960, 576}, {"o", 576, 576}, {"gate_up", 3072, 576}, {"down", 576, 1536}};
 constexpr Shape kHead = {"head", 49152, 576};
 
-// bits 16: dense bf16; else quantized in groups of group_size, symmetric, bf16 scales.
+// bits 16: dense bf16; else quantized in groups of group_size, symmetric, bf16 scales. FP8 in blocks of 128 columns has
+// groups of 64 where there are 576 inputs (group_of_block).
 struct Precision {
   int bits;
   int64_t group_size;
+  const WeightCode* code = &kIntegerCode;
 };
 
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Returns codes in equal numbers or, of FP8, as normally distributed weights have them: few are subnormal.
+std::vector<uint8_t> codes_to_draw_from(const Precision& precision, std::mt19937& random) {
+  std::vector<uint8_t> codes(1 << 16);
+  std::normal_distribution<float> normal(0.0f, 112.0f);  // FP8's largest value is four standard deviations
+  for (uint8_t& code : codes) {
+    code = precision.code->is_integer() ? static_cast<uint8_t>(random() >> 8 & ((1u << precision.bits) - 1))
+                                        : float_to_fp8(normal(random));
+  }
+  return codes;
 }
 
 std::unique_ptr<CpuPackedLinear> random_linear(Isa isa, const Shape& shape, Precision precision, int num_threads,
@@ -59,10 +72,12 @@ std::unique_ptr<CpuPackedLinear> random_linear(Isa isa, const Shape& shape, Prec
     QuantizedWeight weight;
     weight.num_out = shape.num_out;
     weight.num_in = shape.num_in;
+    weight.code = precision.code;
     weight.bits = precision.bits;
     weight.group_size = precision.group_size;
     weight.codes_OI.resize(count);
-    for (uint8_t& code : weight.codes_OI) code = static_cast<uint8_t>(random() >> 8 & ((1u << precision.bits) - 1));
+    const std::vector<uint8_t> codes = codes_to_draw_from(precision, random);
+    for (uint8_t& code : weight.codes_OI) code = codes[random() % codes.size()];
     weight.scales_OG.assign(shape.num_out * weight.num_groups(), 0.0078125f);
     weights.weight = std::move(weight);
   }
@@ -130,8 +145,11 @@ void run(int argc, char** argv) {
   std::printf("%s, %d threads: %s roof %.1f GFLOP/s\n", std::string(isa_name(isa)).c_str(), num_threads,
               prefill_roof_name(isa).c_str(), gflops_roof);
   const Precision bf16{16, 0}, w8{8, kPerChannel}, w4{4, 64}, w3{3, 64}, w2{2, 64};
+  const Precision fp8{8, kPerChannel, &kFp8Code}, fp8_blocks{8, 64, &kFp8Code};
   bench(isa, bf16, bf16, num_threads, num_rows, gflops_roof);
   bench(isa, w8, w8, num_threads, num_rows, gflops_roof);
+  bench(isa, fp8, fp8, num_threads, num_rows, gflops_roof);
+  bench(isa, fp8_blocks, fp8_blocks, num_threads, num_rows, gflops_roof);
   bench(isa, w4, w8, num_threads, num_rows, gflops_roof);
   bench(isa, w3, w8, num_threads, num_rows, gflops_roof);
   bench(isa, w2, w8, num_threads, num_rows, gflops_roof);

@@ -3,8 +3,8 @@
 // DECODE. A table of 16 code values lies in one register, for integers and for codes with values of their own. vpermps
 // reads only the low 4 bits of each index, so a shift, a permute and an FMA multiply 16 weights of 2, 3 or 4 bits
 // (narrower codes repeat the table). int8 takes a byte shuffle to the top of the lane, a conversion and an FMA; bf16 a
-// shift or a mask and an FMA. Four chains hide the FMA's latency. Scales and zeros are applied to the group's sum,
-// never to single weights.
+// shift or a mask and an FMA; fp8 as bf16, after five operations for 64 weights, and a product. Four chains hide the
+// FMA's latency. Scales and zeros are applied to the group's sum, never to single weights.
 //
 // 2:4: every 128-bit lane holds a four of x, and vpermilps picks the kept one for each output. A kept weight costs a
 // shift of the places and a permutation besides the cost of its format. It stands for two weights of a dense row.

@@ -96,18 +96,21 @@ struct Int8 {
   }
 };
 
+// E4M3's sign, exponent and mantissa move to where bfloat16 has them, two codes at once: the compiler does so once for
+// positions 0 and 2, and for 1 and 3. That is the value times 2^-120, since the biases differ by 120. Subnormals stay
+// exact, being subnormal there as well.
 struct Fp8 {
   static constexpr WeightFormat kFormat = WeightFormat::fp8;
   static constexpr bool kQuantized = true;
-  static constexpr float kFactor = 0x1p8f;
-  // E4M3's exponent and mantissa are the lower bits of binary16's exponent and the upper ones of its mantissa. The
-  // biases differ by 8. Subnormals stay exact.
+  static constexpr float kFactor = 1.0f;
   static __m256 value(const uint8_t* unit, int j, int half) {
-    const __m256i code = _mm256_srli_epi32(load_half(unit, half), 8 * j);
-    const __m256i magnitude = _mm256_slli_epi32(_mm256_and_si256(code, _mm256_set1_epi32(0x7F)), 7);
-    const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(code, _mm256_set1_epi32(0x80)), 8);
-    const __m256i halves = _mm256_or_si256(magnitude, sign);
-    return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
+    const __m256i word = load_half(unit, half);
+    const __m256i codes = j % 2 == 0 ? _mm256_slli_epi16(word, 8) : word;  // in the upper bytes of 16 bits
+    // The arithmetic shift leaves the sign where it is.
+    const __m256i pair = _mm256_and_si256(_mm256_srai_epi16(codes, 4), _mm256_set1_epi16(static_cast<int16_t>(0x87F0)));
+    const __m256i bits =
+        j < 2 ? _mm256_slli_epi32(pair, 16) : _mm256_and_si256(pair, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u)));
+    return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p120f));
   }
 };
 
@@ -146,7 +149,8 @@ inline __m256 load_scales(const PanelRun& run, const uint8_t* scales, int half) 
       return _mm256_castsi256_ps(
           _mm256_max_epi32(_mm256_slli_epi32(_mm256_cvtepu8_epi32(eight), 23), _mm256_set1_epi32(0x400000)));
     // As in Fp8, without a sign.
-    return _mm256_mul_ps(_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(eight), 7)), _mm256_set1_ps(Fp8::kFactor));
+    return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(eight), 20)),
+                         _mm256_set1_ps(0x1p120f));
   }
   const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + 16 * half));
   if (run.scale_format == ScaleFormat::f16) return _mm256_cvtph_ps(halves);

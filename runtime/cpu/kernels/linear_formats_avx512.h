@@ -129,21 +129,30 @@ struct Int8 {
   }
 };
 
+// E4M3's sign, exponent and mantissa move to where bfloat16 has them, two codes at once. That is the value times
+// 2^-120, since the biases differ by 120. Subnormals stay exact, being subnormal there as well.
 struct Fp8 {
   static constexpr WeightFormat kFormat = WeightFormat::fp8;
   static constexpr bool kQuantized = true;
-  static constexpr float kFactor = 0x1p8f;
+  static constexpr float kFactor = 1.0f;
   struct Unit {
-    __m512i word;
+    __m512i even, odd;  // positions 0 and 2, and 1 and 3
   };
-  static Unit load(const uint8_t* bytes) { return {_mm512_load_si512(bytes)}; }
-  // E4M3's exponent and mantissa are the lower bits of binary16's exponent and the upper ones of its mantissa. The
-  // biases differ by 8. Subnormals stay exact.
+  static Unit load(const uint8_t* bytes) {
+    const __m512i word = _mm512_load_si512(bytes);
+    return {moved(_mm512_slli_epi16(word, 8)), moved(word)};
+  }
   static __m512 value(const Unit& unit, int j) {
-    const __m512i code = _mm512_srli_epi32(unit.word, 8 * j);
-    const __m512i magnitude = _mm512_slli_epi32(_mm512_and_si512(code, _mm512_set1_epi32(0x7F)), 7);
-    const __m512i sign = _mm512_slli_epi32(_mm512_and_si512(code, _mm512_set1_epi32(0x80)), 8);
-    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_or_si512(magnitude, sign)));
+    const __m512i pair = j % 2 == 0 ? unit.even : unit.odd;
+    const __m512i bits =
+        j < 2 ? _mm512_slli_epi32(pair, 16) : _mm512_and_si512(pair, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)));
+    return _mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(0x1p120f));
+  }
+
+ private:
+  // Those in the upper bytes of 16 bits. The arithmetic shift leaves the sign where it is.
+  static __m512i moved(__m512i codes) {
+    return _mm512_and_si512(_mm512_srai_epi16(codes, 4), _mm512_set1_epi16(static_cast<int16_t>(0x87F0)));
   }
 };
 
@@ -177,8 +186,7 @@ inline __m512 load_scales(ScaleFormat format, const uint8_t* scales) {
     if (format == ScaleFormat::e8m0)
       return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(bytes, 23), _mm512_set1_epi32(0x400000)));
     // As in Fp8, without a sign.
-    const __m256i halves_of_bytes = _mm512_cvtepi32_epi16(_mm512_slli_epi32(bytes, 7));
-    return _mm512_mul_ps(_mm512_cvtph_ps(halves_of_bytes), _mm512_set1_ps(Fp8::kFactor));
+    return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(bytes, 20)), _mm512_set1_ps(0x1p120f));
   }
   const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales));
   if (format == ScaleFormat::f16) return _mm512_cvtph_ps(halves);

@@ -11,6 +11,7 @@
 
 #include "runtime/cpu/kernels/bf16_kernels.h"
 #include "runtime/cpu/packed_linear.h"
+#include "runtime/format/dtype.h"
 #include "runtime/system/aligned_memory.h"
 #include "runtime/system/isa.h"
 #include "tests/runtime/cpu/plain_linear.h"
@@ -124,6 +125,32 @@ TEST(Bf16Parts, PartsOfWeightsAddUpToThemExactly) {
         }
         ASSERT_EQ(sum, static_cast<double>(w[k * kStride + lane])) << num_parts << " parts, " << k << ", " << lane;
       }
+    }
+  }
+}
+
+// The oracle is fp8_to_float. Packing refuses NaN.
+TEST(Bf16Parts, CodesOfFp8AreTheirValues) {
+  if (!supports_isa(Isa::avx512)) GTEST_SKIP() << "the expansion needs AVX-512";
+  constexpr int64_t kNumK = 1024;  // 4 positions of 16 outputs a unit
+  const AlignedBytes lines = allocate_aligned(kNumK * kPanel + kLineSlack),
+                     tiles = allocate_aligned(kNumK * kPanel * 2);
+  const auto code_at = [](int64_t k, int64_t lane) { return static_cast<uint8_t>(k / 4 + lane * 4 + k % 4); };
+  for (int64_t k = 0; k < kNumK; ++k) {
+    for (int64_t lane = 0; lane < kPanel; ++lane) lines[k / 4 * 64 + lane * 4 + k % 4] = std::byte{code_at(k, lane)};
+  }
+  PanelRun run{};
+  run.lines = reinterpret_cast<const uint8_t*>(lines.get());
+  run.num_groups = 1;
+  run.group_len = kNumK;
+  run.num_outs = kPanel;
+  ASSERT_TRUE(expand_bf16_codes(WeightFormat::fp8, run, 0, kNumK, reinterpret_cast<uint8_t*>(tiles.get())));
+  for (int64_t k = 0; k < kNumK; ++k) {
+    for (int64_t lane = 0; lane < kPanel; ++lane) {
+      const uint8_t code = code_at(k, lane);
+      if ((code & 0x7F) == 0x7F) continue;
+      const float value = bf16_at(tiles.get() + k / 2 * 64 + lane * 4 + k % 2 * 2);
+      ASSERT_EQ(std::bit_cast<uint32_t>(value), std::bit_cast<uint32_t>(fp8_to_float(code))) << int{code};
     }
   }
 }
