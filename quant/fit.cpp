@@ -19,6 +19,8 @@ namespace {
 
 // The rows of a worker's share. They are fixed, because the sums over them are added in their order.
 constexpr int64_t kRowChunk = 64;
+// Columns of H' that are there in float64 at a time.
+constexpr int64_t kPanelColumns = 64;
 
 void check_shape(const at::Tensor& matrix, int64_t num_rows, int64_t num_columns, const char* name) {
   if (matrix.dim() == 2 && matrix.size(0) == num_rows && matrix.size(1) == num_columns) return;
@@ -30,6 +32,18 @@ double product_sum(const at::Tensor& left, const at::Tensor& right) {
   const double* a = left.const_data_ptr<double>();
   const double* b = right.const_data_ptr<double>();
   return std::inner_product(a, a + left.numel(), b, 0.0);
+}
+
+// Returns tr(D H' D') of the rows of D, in float64. H' is float32, and goes by panels: whole in float64 it would be the
+// largest matrix of a wide layer.
+double squared_norm(const at::Tensor& step_RI, const at::Tensor& hessian_II) {
+  double sum = 0.0;
+  for (int64_t first = 0; first < hessian_II.size(1); first += kPanelColumns) {
+    const int64_t count = std::min(kPanelColumns, hessian_II.size(1) - first);
+    const at::Tensor panel_IC = hessian_II.narrow(1, first, count).to(at::kDouble);
+    sum += product_sum(step_RI.narrow(1, first, count).contiguous(), at::mm(step_RI, panel_IC));
+  }
+  return sum;
 }
 
 }  // namespace
@@ -53,17 +67,17 @@ FitResult fit(const at::Tensor& weight_OI, const at::Tensor& factor_II, const at
   check_shape(held_hessian_II, num_in, num_in, "held-out hessian");
   check_shape(held_missing_OI, num_out, num_in, "held-out missing");
 
-  const at::Tensor held_hessian = held_hessian_II.to(at::kDouble);
   const at::Tensor factor_transposed = factor_II.t();
   const at::Tensor step_OI = at::empty({num_out, num_in}, at::kFloat);
   const auto num_chunks = static_cast<size_t>((num_out + kRowChunk - 1) / kRowChunk);
   std::vector<double> gain(num_chunks), cost(num_chunks);  // tr(D E'[m x']'), tr(D H' D')
   for_row_chunks(num_out, kRowChunk, [&](int64_t first_row, int64_t num_rows) {
-    const at::Tensor missing = missing_OI.narrow(0, first_row, num_rows).to(at::kDouble);
-    const at::Tensor step = at::mm(at::mm(missing, factor_transposed), factor_II);
+    at::Tensor step = missing_OI.narrow(0, first_row, num_rows).to(at::kDouble);  // two such matrices at a time
+    step = at::mm(step, factor_transposed);
+    step = at::mm(step, factor_II);
     const auto chunk = static_cast<size_t>(first_row / kRowChunk);
     gain[chunk] = product_sum(step, held_missing_OI.narrow(0, first_row, num_rows).to(at::kDouble).contiguous());
-    cost[chunk] = product_sum(step, at::mm(step, held_hessian));
+    cost[chunk] = squared_norm(step, held_hessian_II);
     step_OI.narrow(0, first_row, num_rows).copy_(step);
   });
   const double all_gain = std::accumulate(gain.begin(), gain.end(), 0.0);

@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 #include <vector>
 
@@ -63,7 +64,8 @@ void for_each_together(int64_t count, const std::function<void(int64_t)>& work) 
   for (const runtime::FirstException& error : errors) error.rethrow();
 }
 
-void for_row_chunks(int64_t num_rows, int64_t chunk_rows, const std::function<void(int64_t, int64_t)>& body) {
+void for_row_chunks(int64_t num_rows, int64_t chunk_rows, const std::function<void(int64_t, int64_t)>& body,
+                    int max_threads) {
   const int64_t num_chunks = (num_rows + chunk_rows - 1) / chunk_rows;
   const auto chunk_body = [&](int64_t chunk) {
     runtime::throw_if_interrupted();
@@ -73,13 +75,14 @@ void for_row_chunks(int64_t num_rows, int64_t chunk_rows, const std::function<vo
   if (is_shared_worker) return make_chunk_tasks(num_chunks, chunk_body);
   const int torch_threads = at::get_num_threads();
   runtime::FirstException error;
+  std::atomic<int64_t> next = 0;
 #pragma omp parallel
   {
     std::optional<SingleThreadedTorch> guard;
     error.capture([&] { guard.emplace(torch_threads); });
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-      if (error.failed()) continue;
+    while (omp_get_thread_num() < max_threads && !error.failed()) {
+      const int64_t chunk = next.fetch_add(1);
+      if (chunk >= num_chunks) break;
       error.capture([&] { chunk_body(chunk); });
     }
   }

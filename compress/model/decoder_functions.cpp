@@ -380,13 +380,13 @@ void BlockFunctions::pass(at::Tensor& hidden) const {
   add_to(runtime::Stage::feed_forward_output, feed_forward(hidden), hidden);
 }
 
-int64_t BlockFunctions::tokens_at_a_time(int64_t num_tokens) const {
+int64_t BlockFunctions::tokens_at_a_time(int64_t num_tokens, int64_t token_block) const {
   const bool rounds_rows = std::ranges::all_of(formats_, [](const auto& format) { return format.second.is_rowwise(); });
-  return site_ == nullptr && rounds_rows ? std::min(kTokenBlock, num_tokens) : num_tokens;
+  return site_ == nullptr && rounds_rows ? std::min(token_block, num_tokens) : num_tokens;
 }
 
-void BlockFunctions::write_attention(const at::Tensor& hidden_TD, const at::Tensor& out_TI) const {
-  const int64_t num_tokens = hidden_TD.size(0), step = tokens_at_a_time(num_tokens);
+void BlockFunctions::write_attention(const at::Tensor& hidden_TD, const at::Tensor& out_TI, int64_t token_block) const {
+  const int64_t num_tokens = hidden_TD.size(0), step = tokens_at_a_time(num_tokens, token_block);
   if (step == num_tokens) {
     out_TI.copy_(attention(hidden_TD));
     return;
@@ -411,8 +411,9 @@ void BlockFunctions::write_attention(const at::Tensor& hidden_TD, const at::Tens
   }
 }
 
-void BlockFunctions::write_activation(int64_t expert, const at::Tensor& hidden_TD, const at::Tensor& out_TF) const {
-  const int64_t num_tokens = hidden_TD.size(0), step = tokens_at_a_time(num_tokens);
+void BlockFunctions::write_activation(int64_t expert, const at::Tensor& hidden_TD, const at::Tensor& out_TF,
+                                      int64_t token_block) const {
+  const int64_t num_tokens = hidden_TD.size(0), step = tokens_at_a_time(num_tokens, token_block);
   for (int64_t first = 0; first < num_tokens; first += step) {
     const int64_t count = std::min(step, num_tokens - first);
     at::Tensor rows_TF = out_TF.narrow(0, first, count);
@@ -421,13 +422,14 @@ void BlockFunctions::write_activation(int64_t expert, const at::Tensor& hidden_T
   }
 }
 
-at::Tensor BlockFunctions::output_of_hidden(runtime::Stage stage, const at::Tensor& hidden_TD) const {
-  const int64_t num_tokens = hidden_TD.size(0), step = tokens_at_a_time(num_tokens);
+at::Tensor BlockFunctions::output_of_hidden(runtime::Stage stage, const at::Tensor& hidden_TD,
+                                            int64_t token_block) const {
+  const int64_t num_tokens = hidden_TD.size(0), step = tokens_at_a_time(num_tokens, token_block);
   const at::Tensor output_TD = at::empty({num_tokens, model_.hidden_size}, at::kFloat);
   at::Tensor mixed_TI;
   if (stage.kind == runtime::Stage::attention_output) {
     mixed_TI = at::empty({num_tokens, model_.num_heads * model_.value_size}, at::kFloat);
-    write_attention(hidden_TD, mixed_TI);
+    write_attention(hidden_TD, mixed_TI, token_block);
   }
   for (int64_t first = 0; first < num_tokens; first += step) {
     const int64_t count = std::min(step, num_tokens - first);
@@ -440,8 +442,9 @@ at::Tensor BlockFunctions::output_of_hidden(runtime::Stage stage, const at::Tens
   return output_TD;
 }
 
-void BlockFunctions::add_output_of(runtime::Stage stage, const at::Tensor& x_TI, const at::Tensor& hidden_TD) const {
-  const int64_t num_tokens = x_TI.size(0), step = tokens_at_a_time(num_tokens);
+void BlockFunctions::add_output_of(runtime::Stage stage, const at::Tensor& x_TI, const at::Tensor& hidden_TD,
+                                   int64_t token_block) const {
+  const int64_t num_tokens = x_TI.size(0), step = tokens_at_a_time(num_tokens, token_block);
   for (int64_t first = 0; first < num_tokens; first += step) {
     const int64_t count = std::min(step, num_tokens - first);
     at::Tensor rows_TD = hidden_TD.narrow(0, first, count);
@@ -449,11 +452,12 @@ void BlockFunctions::add_output_of(runtime::Stage stage, const at::Tensor& x_TI,
   }
 }
 
-int64_t BlockFunctions::walk_bytes(const runtime::ModelDescription& model, int64_t num_tokens, bool with_outputs) {
+int64_t BlockFunctions::walk_bytes(const runtime::ModelDescription& model, int64_t num_tokens, int64_t token_block,
+                                   bool with_outputs) {
   // Mixtures and parallel blocks are passed with all their tokens at a time.
   const bool is_passed_whole =
       std::ranges::any_of(model.blocks, [](const auto& block) { return block.is_mixture() || block.is_parallel; });
-  if (num_tokens <= kTokenBlock || is_passed_whole) return forward_bytes(model, num_tokens);
+  if (num_tokens <= token_block || is_passed_whole) return forward_bytes(model, num_tokens);
   const bool has_latents =
       std::ranges::any_of(model.blocks, [](const auto& block) { return block.latent.has_value(); });
   const bool has_sinks = std::ranges::any_of(model.blocks, [](const auto& block) { return block.sinks.has_value(); });
@@ -461,7 +465,7 @@ int64_t BlockFunctions::walk_bytes(const runtime::ModelDescription& model, int64
   // Of all tokens: keys and values, and for an output what is mixed, and itself.
   const int64_t queries = model.num_heads * model.head_size;
   const int64_t keys = has_latents ? queries : model.num_kv_heads * model.head_size;
-  return forward_bytes(model, kTokenBlock) + (2 * keys + (with_outputs ? queries + model.hidden_size : 0)) * row_bytes +
+  return forward_bytes(model, token_block) + (2 * keys + (with_outputs ? queries + model.hidden_size : 0)) * row_bytes +
          query_block_bytes(model.num_heads / model.num_kv_heads, model.head_size, num_tokens, has_sinks);
 }
 

@@ -139,22 +139,25 @@ class BlockFunctions {
   // The same in place, without gradients.
   void pass(at::Tensor& hidden) const;
 
-  // The walk's stages for one whole sequence, without gradients. Tokens go in blocks of kTokenBlock, so that little is
-  // held beside the results. They go together where an input is rounded in a range of its whole sequence, or where
-  // something beside the inputs of linears is rounded.
-  static constexpr int64_t kTokenBlock = 512;
+  // The walk's stages for one whole sequence, without gradients. Tokens go in blocks of token_block, a multiple of the
+  // attention's blocks of queries, so that little is held beside the results. No bit of a result depends on it. They go
+  // together where an input is rounded in a range of its whole sequence, or where something beside the inputs of
+  // linears is rounded.
   // Writes attention(hidden) to out_TI, contiguous.
-  void write_attention(const at::Tensor& hidden_TD, const at::Tensor& out_TI) const;
+  void write_attention(const at::Tensor& hidden_TD, const at::Tensor& out_TI, int64_t token_block) const;
   // Writes the input of feed_forward_output to out_TF, contiguous: of rows that no mixture reads, or of an expert's.
-  void write_activation(int64_t expert, const at::Tensor& hidden_TD, const at::Tensor& out_TF) const;
+  void write_activation(int64_t expert, const at::Tensor& hidden_TD, const at::Tensor& out_TF,
+                        int64_t token_block) const;
   // Returns the output of a stage that is no expert's, from the hidden state that the stage's half reads: [T, D].
-  at::Tensor output_of_hidden(runtime::Stage stage, const at::Tensor& hidden_TD) const;
+  at::Tensor output_of_hidden(runtime::Stage stage, const at::Tensor& hidden_TD, int64_t token_block) const;
   // Adds the output of a stage to the hidden state, from the stage's input.
-  void add_output_of(runtime::Stage stage, const at::Tensor& x_TI, const at::Tensor& hidden_TD) const;
+  void add_output_of(runtime::Stage stage, const at::Tensor& x_TI, const at::Tensor& hidden_TD,
+                     int64_t token_block) const;
 
   // Returns the most bytes that a walk through the stages holds at a time beside what forward_bytes leaves out, in
   // float32 and by blocks of queries, where tokens go in blocks. with_outputs: output_of_hidden is called as well.
-  static int64_t walk_bytes(const runtime::ModelDescription& model, int64_t num_tokens, bool with_outputs);
+  static int64_t walk_bytes(const runtime::ModelDescription& model, int64_t num_tokens, int64_t token_block,
+                            bool with_outputs);
 
   // Returns the most bytes that are there at a time while num_tokens go through a block in place or stage by stage, in
   // float32 and by blocks of queries, beside the block, its hidden states and the inputs of its stages.
@@ -169,7 +172,7 @@ class BlockFunctions {
   // What attention has mixed, [B, T, H, K], as the input of attention_output, without the zeros behind values.
   at::Tensor joined_heads(const at::Tensor& mixed_BTHK, at::IntArrayRef shape) const;
   // How many of so many tokens go at a time.
-  int64_t tokens_at_a_time(int64_t num_tokens) const;
+  int64_t tokens_at_a_time(int64_t num_tokens, int64_t token_block) const;
   Heads heads_of_latents(const at::Tensor& hidden) const;
   // The norm of the first columns of what q_a or kv_a has made.
   StageInput latent_of(runtime::Stage stage, const at::Tensor& made) const;

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 #include <stdexcept>
+#include <vector>
 
 #include "compress/recipe/measured_costs.h"
 #include "compress/recipe/pass_options.h"
@@ -51,6 +53,25 @@ struct Sizes {
   std::optional<int64_t> evaluated_bytes;  // as in Workload
   RuntimeInputs output_inputs;             // the source's are floats
 };
+
+// Finds the first way in which a walk keeps within the memory: activations go to disk before threads wait. workers are
+// the numbers of windows at work that are possible, the most first. memory(spill, workers) returns the bytes. Returns
+// false where no way does; the last is set then.
+template <typename Memory>
+bool choose_walk(Prediction& prediction, std::span<const int> workers, int64_t max_memory_bytes, const Memory& memory) {
+  prediction.walk_workers = workers.front();
+  const auto fits = [&] { return memory(prediction.spill, prediction.walk_workers) <= max_memory_bytes; };
+  for (const Spill spill : {Spill::none, Spill::inputs, Spill::all}) {
+    prediction.spill = spill;
+    if (fits()) return true;
+  }
+  for (const int fewer : workers.subspan(1)) {
+    prediction.walk_workers = fewer;
+    prediction.has_few_workers = true;
+    if (fits()) return true;
+  }
+  return false;
+}
 
 // Returns a guess of the number of outlier columns, which calibration will find later.
 int64_t expected_outlier_columns(const runtime::PackScheme& scheme, int64_t num_in) {
@@ -115,9 +136,9 @@ int64_t fit_sums_bytes(const runtime::ModelDescription& model, int64_t width, in
   return StatisticsAccumulator::size_bytes(width, num_windows, StatisticsNeed::hessian_diagonal) +
          OriginalStream::sums_bytes(model, width);
 }
-int64_t fit_bytes(const runtime::ModelDescription& model, int64_t width) {
-  return width * width * kFitElementBytes + width * kFactorColumnBytes +
-         2 * std::max(model.hidden_size, width) * width * 4;
+int64_t fit_bytes(const runtime::ModelDescription& model, runtime::Stage stage, int64_t width) {
+  const int64_t missing_width = is_output_stage(stage) ? model.hidden_size : width;
+  return width * width * kFitElementBytes + width * kFactorColumnBytes + 2 * missing_width * width * 4;
 }
 
 // Returns the bytes of H, its factor, and the space that the factor is made in.
@@ -244,7 +265,8 @@ int64_t compress_bytes(const RunPlan& plan, const runtime::ModelDescription& mod
         const std::vector<const LayerPlan*> layers = plan.stage_layers(static_cast<int64_t>(b), stage);
         const bool keeps_zeros = std::any_of(layers.begin(), layers.end(),
                                              [](const LayerPlan* layer) { return layer->kept_zeros.has_value(); });
-        factor = std::max(factor, fit_bytes(model, width) + (keeps_zeros ? square * 4 : 0));  // H in normalized columns
+        factor = std::max(factor,
+                          fit_bytes(model, stage, width) + (keeps_zeros ? square * 4 : 0));  // H in normalized columns
       }
       largest = std::max({largest, statistics + square * 4,
                           factor + layers_bytes(plan, static_cast<int64_t>(b), stage, workload.num_threads)});
@@ -312,11 +334,11 @@ Prediction predict(const RunPlan& plan, const runtime::Checkpoint& checkpoint, c
   }
   if (plan.walks_before()) work_bytes = std::max(work_bytes, sizes.largest_block * 4);  // the scores of a block
 
-  const auto walk_memory = [&](Spill spill) {
+  const auto walk_memory = [&](Spill spill, int num_workers) {
     int64_t bytes = libraries + block_bytes + work_bytes + survey_memory;
     if (workload.walks()) {
-      bytes += WalkLayout(model, workload.num_windows, workload.num_tokens, spill, workload.num_threads,
-                          plan.carries_original(), plan.reconstructs(), sizes.output_inputs.whole_sequences)
+      bytes += WalkLayout(model, workload.num_windows, workload.num_tokens, spill, num_workers, plan.carries_original(),
+                          plan.reconstructs(), sizes.output_inputs.whole_sequences)
                    .footprint()
                    .memory_bytes;
     }
@@ -336,26 +358,30 @@ Prediction predict(const RunPlan& plan, const runtime::Checkpoint& checkpoint, c
 
   int64_t table_memory = 0;
   if (!plan.tables.empty()) table_memory = libraries + sizes.table_weights * 2;  // codes and packed codes
-  const int64_t least = std::max({walk_memory(Spill::all), table_memory, evaluation_memory});
-  if (least > max_memory_bytes) {
+  const std::vector<int> workers = workload.walks()
+                                       ? WalkLayout::possible_workers(workload.num_tokens, workload.num_threads)
+                                       : std::vector<int>{workload.num_threads};
+  const bool fits = choose_walk(prediction, workers, max_memory_bytes, walk_memory);
+  const int64_t memory = walk_memory(prediction.spill, prediction.walk_workers);
+  const int64_t least = std::max({memory, table_memory, evaluation_memory});
+  if (!fits || least > max_memory_bytes) {
     throw std::invalid_argument("--max-memory " + runtime::format_bytes(max_memory_bytes) +
                                 " is too little: this run needs " + runtime::format_bytes(least) +
                                 " even with all activations on disk; allow that much" +
                                 (evaluation_memory == least ? ", or leave out 'evaluate' or its reference" : ""));
   }
-  while (prediction.spill != Spill::all && walk_memory(prediction.spill) > max_memory_bytes) {
-    prediction.spill = prediction.spill == Spill::none ? Spill::inputs : Spill::all;
-  }
   int64_t spill_bytes = 0;
   if (workload.walks()) {
-    spill_bytes = WalkLayout(model, workload.num_windows, workload.num_tokens, prediction.spill, workload.num_threads,
-                             plan.carries_original(), plan.reconstructs())
+    spill_bytes = WalkLayout(model, workload.num_windows, workload.num_tokens, prediction.spill,
+                             prediction.walk_workers, plan.carries_original(), plan.reconstructs())
                       .footprint()
                       .spill_bytes;
   }
   prediction.disk_bytes = sizes.parts_bytes + std::max(spill_bytes, sizes.output_bytes);
 
-  const int64_t memory = walk_memory(prediction.spill);
+  // A thread without a window does nothing for the forward pass.
+  const double waiting =
+      std::max(1.0, static_cast<double>(workload.num_threads) / static_cast<double>(prediction.walk_workers));
   if (workload.survey) {
     const SurveyExtent& survey = *workload.survey;
     const double measuring = LeaveOneOut::num_operations(model, survey.extent);
@@ -373,7 +399,7 @@ Prediction predict(const RunPlan& plan, const runtime::Checkpoint& checkpoint, c
                                  table_memory});
   }
   if (workload.walks()) {
-    prediction.stages.push_back({"forward", operations.forward / matmul_rate / kForwardEfficiency, memory});
+    prediction.stages.push_back({"forward", waiting * operations.forward / matmul_rate / kForwardEfficiency, memory});
     prediction.stages.push_back({"statistics", operations.statistics / matmul_rate / kStatisticsEfficiency, memory});
   }
   prediction.stages.push_back({"compress", (operations.compress + operations.scaling) / matmul_rate, memory});
@@ -467,29 +493,26 @@ Prediction predict_calibration(const RunPlan& plan, const runtime::Checkpoint& c
           StatisticsAccumulator::size_bytes(width, workload.num_windows, StatisticsNeed::hessian) + width * width * 4);
     }
   }
-  const auto memory = [&](Spill spill) {
+  const auto memory = [&](Spill spill, int num_workers) {
     return process_bytes(base_bytes, workload.num_threads, widest_of(model)) + largest_block(model) * 4 +
            largest_stage +
-           WalkLayout(model, workload.num_windows, workload.num_tokens, spill, workload.num_threads)
-               .footprint()
-               .memory_bytes;
+           WalkLayout(model, workload.num_windows, workload.num_tokens, spill, num_workers).footprint().memory_bytes;
   };
-  if (memory(Spill::all) > max_memory_bytes) {
+  Prediction prediction;
+  const std::vector<int> workers = WalkLayout::possible_workers(workload.num_tokens, workload.num_threads);
+  const bool fits = choose_walk(prediction, workers, max_memory_bytes, memory);
+  const int64_t held = memory(prediction.spill, prediction.walk_workers);
+  if (!fits) {
     throw std::invalid_argument("--max-memory " + runtime::format_bytes(max_memory_bytes) +
-                                " is too little: this needs " + runtime::format_bytes(memory(Spill::all)) +
+                                " is too little: this needs " + runtime::format_bytes(held) +
                                 " even with all activations on disk; allow that much");
   }
-  Prediction prediction;
-  while (prediction.spill != Spill::all && memory(prediction.spill) > max_memory_bytes) {
-    prediction.spill = prediction.spill == Spill::none ? Spill::inputs : Spill::all;
-  }
   prediction.output_bytes = file_bytes;
-  prediction.disk_bytes =
-      file_bytes + WalkLayout(model, workload.num_windows, workload.num_tokens, prediction.spill, workload.num_threads)
-                       .footprint()
-                       .spill_bytes;
+  prediction.disk_bytes = file_bytes + WalkLayout(model, workload.num_windows, workload.num_tokens, prediction.spill,
+                                                  prediction.walk_workers)
+                                           .footprint()
+                                           .spill_bytes;
   const Operations operations = count_operations(plan, model, workload);
-  const int64_t held = memory(prediction.spill);
   prediction.stages = {{"forward", operations.forward / matmul_rate / kForwardEfficiency, held},
                        {"statistics", operations.statistics / matmul_rate / kStatisticsEfficiency, held},
                        {"write", 2.0 * static_cast<double>(file_bytes) / kBytesPerSecond, held}};

@@ -64,8 +64,10 @@ std::vector<std::string> to_lines(const Prediction& prediction) {
   const char* spill = prediction.spill == Spill::none     ? "activations in memory"
                       : prediction.spill == Spill::inputs ? "layer inputs spilled to disk"
                                                           : "all activations spilled to disk";
+  const std::string windows =
+      prediction.has_few_workers ? ", " + std::to_string(prediction.walk_workers) + " windows at a time" : "";
   lines.push_back("plan: in all " + runtime::format_duration(prediction.seconds()) + ", peak memory " +
-                  runtime::format_bytes(prediction.peak_memory_bytes()) + " (" + spill + "), disk " +
+                  runtime::format_bytes(prediction.peak_memory_bytes()) + " (" + spill + windows + "), disk " +
                   runtime::format_bytes(prediction.disk_bytes) + ", output " +
                   runtime::format_bytes(prediction.output_bytes));
   return lines;
@@ -76,14 +78,15 @@ std::string to_json(const Prediction& prediction) {
   for (const PredictedStage& stage : prediction.stages) {
     stages.push_back({{"stage", stage.name}, {"seconds", stage.seconds}, {"memory_bytes", stage.memory_bytes}});
   }
-  const nlohmann::ordered_json json = {{"predicted_seconds", prediction.seconds()},
-                                       {"predicted_peak_memory_bytes", prediction.peak_memory_bytes()},
-                                       {"predicted_disk_bytes", prediction.disk_bytes},
-                                       {"predicted_output_bytes", prediction.output_bytes},
-                                       {"spill", prediction.spill == Spill::none     ? "none"
-                                                 : prediction.spill == Spill::inputs ? "inputs"
-                                                                                     : "all"},
-                                       {"stages", stages}};
+  nlohmann::ordered_json json = {{"predicted_seconds", prediction.seconds()},
+                                 {"predicted_peak_memory_bytes", prediction.peak_memory_bytes()},
+                                 {"predicted_disk_bytes", prediction.disk_bytes},
+                                 {"predicted_output_bytes", prediction.output_bytes},
+                                 {"spill", prediction.spill == Spill::none     ? "none"
+                                           : prediction.spill == Spill::inputs ? "inputs"
+                                                                               : "all"},
+                                 {"stages", stages}};
+  if (prediction.walk_workers > 0) json["windows_at_a_time"] = prediction.walk_workers;
   return runtime::json_text(json);
 }
 

@@ -26,6 +26,8 @@ struct PredictedStage {
 
 struct Prediction {
   Spill spill = Spill::none;
+  int walk_workers = 0;          // windows at work at a time; 0: not of a walk with windows
+  bool has_few_workers = false;  // fewer than threads, because memory is short
   std::vector<PredictedStage> stages;
   int64_t output_bytes = 0;
   int64_t disk_bytes = 0;  // the most at any one time: spill, committed parts, output

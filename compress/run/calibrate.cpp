@@ -150,7 +150,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
                                                        {.sample_seed = recipe.calibration->seed,
                                                         .spill = prediction.spill,
                                                         .spill_directory = writer.folder(),
-                                                        .num_threads = num_threads,
+                                                        .num_workers = prediction.walk_workers,
                                                         .experts = recipe.calibration->experts});
   checkpoint.drop_pages(checkpoint.embedding());
   StatisticsTask task(checkpoint, files, writer);

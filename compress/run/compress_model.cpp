@@ -97,7 +97,7 @@ void take_survey(Artifact& artifact, Phase& phase) {
   if (!phase.survey) {
     const std::unique_ptr<ModelWalk> walk = phase.kind->walk(
         phase.recipe, phase.data, phase.checkpoint.linear(phase.checkpoint.embedding()), phase.prediction.spill,
-        artifact.partial_directory(), phase.num_threads, /*with_original=*/false,
+        artifact.partial_directory(), phase.prediction.walk_workers, /*with_original=*/false,
         /*keeps_block_inputs=*/false);
     phase.survey = survey_model(phase.checkpoint, phase.plan, *walk, *phase.data.survey, survey_options(phase.recipe),
                                 phase.num_threads, phase.progress);
@@ -127,7 +127,7 @@ void allocate(Artifact& artifact, Phase& phase) {
       phase.checkpoint,
       [&] {
         return phase.kind->walk(phase.recipe, phase.data, phase.checkpoint.linear(phase.checkpoint.embedding()),
-                                phase.prediction.spill, artifact.partial_directory(), phase.num_threads,
+                                phase.prediction.spill, artifact.partial_directory(), phase.prediction.walk_workers,
                                 /*with_original=*/false, /*keeps_block_inputs=*/false);
       },
       phase.plan);
@@ -235,9 +235,10 @@ void compress_blocks(Artifact& artifact, Phase& phase) {
   const RemainingBlocks remaining = remaining_blocks(phase.plan, artifact);
   phase.report.num_resumed_blocks = remaining.num_committed;
   if (remaining.last > 0) {
-    const std::unique_ptr<ModelWalk> walk = phase.kind->walk(
-        phase.recipe, phase.data, embedding_of(phase.checkpoint, artifact), phase.prediction.spill,
-        artifact.partial_directory(), phase.num_threads, phase.plan.carries_original(), phase.plan.reconstructs());
+    const std::unique_ptr<ModelWalk> walk =
+        phase.kind->walk(phase.recipe, phase.data, embedding_of(phase.checkpoint, artifact), phase.prediction.spill,
+                         artifact.partial_directory(), phase.prediction.walk_workers, phase.plan.carries_original(),
+                         phase.plan.reconstructs());
     CompressTask task(phase, artifact, *walk, remaining);
     const auto first_left = std::find(remaining.is_done.begin(), remaining.is_done.end(), false);
     phase.progress.begin("compress", remaining.last, "blocks", first_left - remaining.is_done.begin());

@@ -42,14 +42,14 @@ class DecoderKind : public ModelKind {
   }
 
   std::unique_ptr<ModelWalk> walk(const Recipe& recipe, const RunData& data, const runtime::LinearWeights& embedding,
-                                  Spill spill, const fs::path& spill_directory, int num_threads, bool with_original,
+                                  Spill spill, const fs::path& spill_directory, int num_workers, bool with_original,
                                   bool keeps_block_inputs) const override {
     if (!data.calibration) return walk_statistics(checkpoint_, data.statistics ? &*data.statistics : nullptr);
     std::unique_ptr<ModelWalk> walk = walk_windows(checkpoint_, *data.calibration, embedding,
                                                    {.sample_seed = recipe.calibration->seed,
                                                     .spill = spill,
                                                     .spill_directory = spill_directory,
-                                                    .num_threads = num_threads,
+                                                    .num_workers = num_workers,
                                                     .experts = recipe.calibration->experts,
                                                     .with_original = with_original,
                                                     .keeps_block_inputs = keeps_block_inputs});

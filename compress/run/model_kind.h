@@ -32,7 +32,7 @@ class ModelKind {
   // go along. keeps_block_inputs: so do those in front of each block.
   virtual std::unique_ptr<ModelWalk> walk(const Recipe& recipe, const RunData& data,
                                           const runtime::LinearWeights& embedding, Spill spill,
-                                          const std::filesystem::path& spill_directory, int num_threads,
+                                          const std::filesystem::path& spill_directory, int num_workers,
                                           bool with_original, bool keeps_block_inputs) const = 0;
 };
 

@@ -32,13 +32,13 @@ class Stopwatch {
 
 BlockWalk::BlockWalk(const runtime::ModelDescription& model, const runtime::TokenWindows& windows,
                      const runtime::LinearWeights& embedding, uint64_t sample_seed, Spill spill,
-                     const std::filesystem::path& spill_directory, int num_threads, ExpertTokens expert_tokens,
+                     const std::filesystem::path& spill_directory, int num_workers, ExpertTokens expert_tokens,
                      const runtime::LinearWeights* original_embedding, bool keeps_block_inputs,
                      const EmbeddingRest& rest)
     : model_(model),
       num_windows_(windows.num_windows),
       num_tokens_(windows.num_tokens),
-      layout_(model, num_windows_, num_tokens_, spill, num_threads, original_embedding != nullptr, keeps_block_inputs),
+      layout_(model, num_windows_, num_tokens_, spill, num_workers, original_embedding != nullptr, keeps_block_inputs),
       sample_seed_(sample_seed),
       expert_tokens_(expert_tokens),
       hidden_(layout_.hidden, spill_directory),
@@ -56,7 +56,7 @@ BlockWalk::BlockWalk(const runtime::ModelDescription& model, const runtime::Toke
                                   std::to_string(model.vocabulary_size));
     }
   }
-  quant::for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+  for_each_window([&](int64_t window) {
     at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
     embed(embedding, model_.embedding_scale, windows.window(window), hidden_TD.data_ptr<float>());
     finish_embedding(rest, num_tokens_, hidden_TD.data_ptr<float>());
@@ -64,6 +64,14 @@ BlockWalk::BlockWalk(const runtime::ModelDescription& model, const runtime::Toke
   });
   if (original_embedding != nullptr) {
     original_.emplace(model, windows, *original_embedding, rest, sample_seed, layout_, spill_directory);
+  }
+}
+
+void BlockWalk::for_each_window(const std::function<void(int64_t)>& work) const {
+  for (int64_t first = 0; first < num_windows_; first += layout_.group_windows) {
+    quant::for_row_chunks(
+        std::min(layout_.group_windows, num_windows_ - first), 1, [&](int64_t index, int64_t) { work(first + index); },
+        layout_.num_workers);
   }
 }
 
@@ -87,12 +95,12 @@ at::Tensor BlockWalk::input_rows(runtime::Stage stage, int64_t first, int64_t co
 void BlockWalk::add_output(const DecoderBlock& block, runtime::Stage stage, int64_t window) const {
   const int64_t width = runtime::stage_width(block.description(), stage);
   at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
-  block.functions().add_output_of(stage, inputs_.windows(window, 1, width), hidden_TD);
+  block.functions().add_output_of(stage, inputs_.windows(window, 1, width), hidden_TD, layout_.token_block);
   inputs_.release(window, 1, width);
 }
 
 void BlockWalk::enter_mixture(const DecoderBlock& block) {
-  quant::for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+  for_each_window([&](int64_t window) {
     add_output(block, runtime::Stage::attention_output, window);
     const BlockFunctions functions = block.functions();
     const at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
@@ -107,7 +115,7 @@ void BlockWalk::enter_mixture(const DecoderBlock& block) {
 void BlockWalk::finish_expert(const DecoderBlock& block) {
   const runtime::Stage stage(runtime::Stage::feed_forward_output, expert_);
   const int64_t width = runtime::stage_width(block.description(), stage);
-  quant::for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+  for_each_window([&](int64_t window) {
     const ExpertRows rows = routing_N_[static_cast<size_t>(window)].rows_of(expert_);
     if (rows.rows_S.size(0) == 0) return;
     const BlockFunctions functions = block.functions();
@@ -145,7 +153,8 @@ void BlockWalk::produce(const DecoderBlock& block, runtime::Stage stage, int64_t
   at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
   if (stage.kind == runtime::Stage::query_latent || stage.kind == runtime::Stage::key_value_latent)
     return functions.latent(stage, hidden_TD).write(x_TI);
-  if (stage.kind == runtime::Stage::attention_output) return functions.write_attention(hidden_TD, x_TI);
+  if (stage.kind == runtime::Stage::attention_output)
+    return functions.write_attention(hidden_TD, x_TI, layout_.token_block);
   // A parallel block's halves both read what it got. What they add is made when the walk leaves the block.
   const bool is_parallel = block.description().is_parallel;
   if (stage.kind == runtime::Stage::feed_forward_input && stage.expert == runtime::Stage::kNoExpert && !is_parallel) {
@@ -154,7 +163,7 @@ void BlockWalk::produce(const DecoderBlock& block, runtime::Stage stage, int64_t
   if (stage.expert != runtime::Stage::kNoExpert)
     hidden_TD = hidden_TD.index_select(0, tokens_N_[static_cast<size_t>(window)]);
   if (stage.kind == runtime::Stage::feed_forward_output) {
-    return functions.write_activation(stage.expert, hidden_TD, x_TI);
+    return functions.write_activation(stage.expert, hidden_TD, x_TI, layout_.token_block);
   }
   const bool is_attention = stage.kind == runtime::Stage::attention_input;
   functions.normalized(is_attention ? runtime::Stage::attention_input : runtime::Stage::feed_forward_input, hidden_TD)
@@ -165,7 +174,7 @@ LayerStatistics BlockWalk::reach(const DecoderBlock& block, runtime::Stage stage
                                  const DecoderBlock* original) {
   check_original(original);
   if (block_inputs_ && stage.kind == runtime::Stage::attention_input) {
-    quant::for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+    for_each_window([&](int64_t window) {
       block_inputs_->windows(window, 1, model_.hidden_size).copy_(hidden_.windows(window, 1, model_.hidden_size));
       block_inputs_->release(window, 1, model_.hidden_size);
       hidden_.release(window, 1, model_.hidden_size);
@@ -196,13 +205,13 @@ LayerStatistics BlockWalk::move_to(const DecoderBlock& block, runtime::Stage sta
                         chunk_windows(num_tokens_), draw_sorted(first_row_N_.back(), kNumSampleRows, sample_seed_),
                         need);
   }
-  std::vector<double> observing(static_cast<size_t>(layout_.num_workers));  // seconds of each worker
+  std::vector<double> observing(static_cast<size_t>(omp_get_max_threads()));  // seconds of each thread
   for (int64_t first = 0; first < num_windows_; first += layout_.group_windows) {
     runtime::throw_if_interrupted();
     const int64_t count = std::min(layout_.group_windows, num_windows_ - first);
-    quant::for_row_chunks(count, 1, [&](int64_t index, int64_t) {
+    const auto pass = [&](int64_t index, int64_t) {
       const int64_t window = first + index;
-      const auto worker = static_cast<size_t>(omp_get_thread_num());
+      const auto thread = static_cast<size_t>(omp_get_thread_num());
       at::Tensor x_TI = input_rows(stage, window, 1, width);
       if (x_TI.size(0) > 0) produce(block, stage, window, x_TI);
       hidden_.release(window, 1, model_.hidden_size);
@@ -214,8 +223,9 @@ LayerStatistics BlockWalk::move_to(const DecoderBlock& block, runtime::Stage sta
       }
       Stopwatch observation;
       if (accumulator) accumulator->observe(window, x_TI);
-      observing[worker] += observation.lap();
-    });
+      observing[thread] += observation.lap();
+    };
+    quant::for_row_chunks(count, 1, pass, layout_.num_workers);
     seconds_.forward += stopwatch.lap();
     for (int64_t chunk = first; accumulator && chunk < first + count; chunk += chunk_windows(num_tokens_)) {
       const int64_t num_windows = std::min(chunk_windows(num_tokens_), first + count - chunk);
@@ -226,8 +236,8 @@ LayerStatistics BlockWalk::move_to(const DecoderBlock& block, runtime::Stage sta
     seconds_.statistics += stopwatch.lap();
   }
   if (!accumulator) return {};
-  const double mean_observing =
-      std::accumulate(observing.begin(), observing.end(), 0.0) / static_cast<double>(observing.size());
+  const double mean_observing = std::accumulate(observing.begin(), observing.end(), 0.0) /
+                                static_cast<double>(std::min(static_cast<int>(observing.size()), layout_.num_workers));
   seconds_.forward -= mean_observing;
   seconds_.statistics += mean_observing;
   LayerStatistics statistics = accumulator->finish();
@@ -239,7 +249,7 @@ LayerStatistics BlockWalk::move_to(const DecoderBlock& block, runtime::Stage sta
 void BlockWalk::divide_inputs(runtime::Stage stage, std::span<const float> scales_I) {
   if (!is_output_stage(stage)) return;
   const auto width = static_cast<int64_t>(scales_I.size());
-  quant::for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+  for_each_window([&](int64_t window) {
     const at::Tensor rows = input_rows(stage, window, 1, width);
     float* x = rows.data_ptr<float>();
     for (int64_t t = 0; t < rows.size(0); ++t) {
@@ -263,7 +273,7 @@ void BlockWalk::with_states(int64_t window, const UseStates& use) const {
 
 void BlockWalk::redo(const DecoderBlock& block) {
   if (!block_inputs_) throw std::logic_error("the walk does not keep the states in front of a block");
-  quant::for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+  for_each_window([&](int64_t window) {
     hidden_.windows(window, 1, model_.hidden_size).copy_(block_inputs_->windows(window, 1, model_.hidden_size));
     block_inputs_->release(window, 1, model_.hidden_size);
     hidden_.release(window, 1, model_.hidden_size);
@@ -277,7 +287,7 @@ void BlockWalk::move_through(const DecoderBlock& block, const DecoderBlock* orig
   Stopwatch stopwatch;
   const bool is_mixture = block.description().is_mixture();
   if (is_mixture) finish_expert(block);
-  quant::for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+  for_each_window([&](int64_t window) {
     if (is_mixture) {
       at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
       block.add_output(runtime::Stage::feed_forward_output, sums_->windows(window, 1, model_.hidden_size), hidden_TD);

@@ -31,14 +31,14 @@ struct WalkSeconds {
 
 class BlockWalk {
  public:
-  // Embeds the windows. The stores go to `spill_directory` as `spill` says. num_threads is what OpenMP is set to: every
-  // worker has working space of its own. With original_embedding, the source's table, the uncompressed model's states
-  // go along: each call then takes the uncompressed block as well. keeps_block_inputs: so do the states in front of the
-  // block that is passed, for with_states and redo.
+  // Embeds the windows. The stores go to `spill_directory` as `spill` says. num_workers: windows that are at work at a
+  // time, each with working space of its own (WalkLayout::possible_workers of the threads). With original_embedding,
+  // the source's table, the uncompressed model's states go along: each call then takes the uncompressed block as well.
+  // keeps_block_inputs: so do the states in front of the block that is passed, for with_states and redo.
   // Throws std::invalid_argument for an id outside the vocabulary, and what HiddenStore throws.
   BlockWalk(const runtime::ModelDescription& model, const runtime::TokenWindows& windows,
             const runtime::LinearWeights& embedding, uint64_t sample_seed, Spill spill,
-            const std::filesystem::path& spill_directory, int num_threads,
+            const std::filesystem::path& spill_directory, int num_workers,
             ExpertTokens expert_tokens = ExpertTokens::routed,
             const runtime::LinearWeights* original_embedding = nullptr, bool keeps_block_inputs = false,
             const EmbeddingRest& rest = {});
@@ -65,6 +65,8 @@ class BlockWalk {
 
  private:
   void check_original(const DecoderBlock* original) const;
+  // Calls work(window) for all windows, no more than a group at a time.
+  void for_each_window(const std::function<void(int64_t)>& work) const;
   // What reach and leave do; without `original` its states stay where they are.
   LayerStatistics move_to(const DecoderBlock& block, runtime::Stage stage, StatisticsNeed need,
                           const DecoderBlock* original);

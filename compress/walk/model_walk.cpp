@@ -41,7 +41,7 @@ class WindowWalk : public ModelWalk {
     std::optional<runtime::LinearWeights> original;
     if (options.with_original) original = checkpoint.linear(checkpoint.embedding());
     return BlockWalk(checkpoint.description(), windows, embedding, options.sample_seed, options.spill,
-                     options.spill_directory, options.num_threads, options.experts, original ? &*original : nullptr,
+                     options.spill_directory, options.num_workers, options.experts, original ? &*original : nullptr,
                      options.keeps_block_inputs, read_embedding_rest(checkpoint));
   }
   const DecoderBlock* original() const { return original_ ? &*original_ : nullptr; }

@@ -44,7 +44,7 @@ struct DecoderWalkOptions {
   uint64_t sample_seed = 0;
   Spill spill = Spill::none;
   std::filesystem::path spill_directory = {};
-  int num_threads = 1;
+  int num_workers = 1;  // windows at work at a time
   ExpertTokens experts = ExpertTokens::routed;
   bool with_original = false;       // the uncompressed model's states go along, for StatisticsNeed::original
   bool keeps_block_inputs = false;  // for with_states and redo

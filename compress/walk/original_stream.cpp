@@ -33,6 +33,7 @@ OriginalStream::OriginalStream(const runtime::ModelDescription& model, const run
       num_tokens_(windows.num_tokens),
       chunk_windows_(chunk_windows(windows.num_tokens)),
       group_windows_(layout.group_windows),
+      token_block_(layout.token_block),
       is_held_N_(held_windows(windows.num_windows, seed)),
       hidden_(layout.original->states, spill_directory),
       group_x_(at::empty({layout.original->group_x}, at::kFloat)),
@@ -122,7 +123,7 @@ void OriginalStream::pass(const DecoderBlock& original, runtime::Stage stage, in
   const bool is_attention =
       stage.kind == runtime::Stage::attention_input || stage.kind == runtime::Stage::attention_output;
   if (is_output_stage(stage)) {
-    const at::Tensor output_TD = functions.output_of_hidden(stage, hidden_TD);
+    const at::Tensor output_TD = functions.output_of_hidden(stage, hidden_TD, token_block_);
     if (compared != nullptr) compare_outputs(original, stage, window, hidden_TD, output_TD, *compared);
     if (!original.description().is_parallel) original.add_output(stage, output_TD, hidden_TD);
   } else if (compared != nullptr) {

@@ -69,7 +69,7 @@ class OriginalStream {
                        const at::Tensor& output_TD, const Compared& compared);
 
   const runtime::ModelDescription& model_;
-  int64_t num_windows_, num_tokens_, chunk_windows_, group_windows_;
+  int64_t num_windows_, num_tokens_, chunk_windows_, group_windows_, token_block_;
   std::vector<bool> is_held_N_;
   std::vector<int64_t> place_N_;  // of a window in its chunk
   HiddenStore hidden_;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "compress/walk/hidden_store.h"
 #include "runtime/model/model_description.h"
@@ -27,12 +28,16 @@ struct Footprint {
 struct WalkLayout {
   // Of windows of that shape, and of what BlockWalk's options say. rounds_whole_sequences: some linear's input is
   // rounded in a range of its whole sequence, which then goes through it at a time.
-  WalkLayout(const runtime::ModelDescription& model, int64_t num_windows, int64_t num_tokens, Spill spill,
-             int num_threads, bool with_original = false, bool keeps_block_inputs = false,
-             bool rounds_whole_sequences = false);
+  WalkLayout(const runtime::ModelDescription& model, int64_t num_windows, int64_t num_tokens, Spill spill, int workers,
+             bool with_original = false, bool keeps_block_inputs = false, bool rounds_whole_sequences = false);
 
-  int num_workers;        // threads, each with working space of its own
-  int64_t group_windows;  // that are at work at a time
+  // Returns numbers of workers, the most first: one for every thread, and fewer, of which a group of windows has as
+  // many as workers.
+  static std::vector<int> possible_workers(int64_t num_tokens, int num_threads);
+
+  int num_workers;        // each with a window and working space of its own
+  int64_t group_windows;  // that are at work at a time; threads beyond them wait
+  int64_t token_block;    // tokens that go through a block at a time: the more workers, the fewer
   StoreShape hidden;
   StoreShape inputs;                       // of the two output stages: what attention and activation made
   std::optional<StoreShape> sums;          // of mixtures: what the experts add, up to the last that was reached

@@ -4,7 +4,7 @@ devices: as large and not to be downloaded. The same shape and seed give the sam
          Tensors are written one by one; at most one is
 in memory.
 
-usage: make_random_model.py OUT [--shape tinyllama|smollm2|opt-1.3b] [--blocks N] [--seed 0]
+usage: make_random_model.py OUT [--shape tinyllama|smollm2|opt-1.3b|llama2-7b] [--blocks N] [--seed 0]
 """
 import argparse
 import json
@@ -41,6 +41,19 @@ SHAPES = {
         "rope_theta": 100000.0,
         "tie_word_embeddings": True,
         "exponent": 0x3D00,
+    },
+    # Llama 2 7B, 13.5 GB: for plans (--dry-run).
+    "llama2-7b": {
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "exponent": 0x3C00,
     },
     # OPT 1.3B; magnitudes in [2^-7, 2^-5). Biases are 0.
     "opt-1.3b": {

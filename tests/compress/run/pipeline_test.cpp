@@ -243,6 +243,44 @@ TEST_F(Pipeline, AnArtifactFromSpilledActivationsIsTheSame) {
   }
 }
 
+// Where the memory is short for all threads, fewer windows are at work at a time. Of many threads, each takes fewer
+// tokens at a time. Neither changes a byte.
+TEST_F(Pipeline, FewerWindowsAtATimeGiveTheSameBytes) {
+  TokenWindows many{24, 512, {}};
+  for (int64_t i = 0; i < 24 * 512; ++i) many.ids_NT.push_back(static_cast<int32_t>(3 + i * 7 % 400));
+  write_npy(folder_ / "long.npy", many);
+  const std::string recipe = "model: " + std::string(kSourceFolder) +
+                             "/calibration_data/stories260k\ncalibration: {text: " + (folder_ / "long.npy").string() +
+                             ", samples: 24, tokens: 512}\npasses:\n  - gptq: {bits: 4, group_size: -1}\n";
+  ASSERT_EQ(run(recipe, "two", {"--threads", "2"}).status, 0);
+  const auto limits = [](int64_t bytes) {
+    return std::vector<std::string>{"--threads", "16", "--max-memory", std::to_string(bytes)};
+  };
+  const auto planned = [&](int64_t bytes) {
+    std::vector<std::string> options = limits(bytes);
+    options.insert(options.end(), {"--dry-run", "--json"});
+    const Outcome outcome = run(recipe, "out", options);
+    return outcome.status == 0 ? Json::parse(outcome.out) : Json();
+  };
+  const Json plenty = planned(int64_t{1} << 40);
+  ASSERT_EQ(plenty.at("windows_at_a_time"), 16);
+  // The least budget that is accepted.
+  int64_t refused = 0, accepted = plenty.at("predicted_peak_memory_bytes").get<int64_t>() * 2;
+  while (accepted - refused > (1 << 20)) {
+    const int64_t middle = (refused + accepted) / 2;
+    (planned(middle).is_null() ? refused : accepted) = middle;
+  }
+  accepted += 512 << 10;  // two processes do not start with exactly the same memory
+  const Json least = planned(accepted);
+  EXPECT_EQ(least.at("windows_at_a_time"), 8) << least;  // one chunk of H
+  EXPECT_EQ(least.at("spill"), "all");
+  const Outcome outcome = run(recipe, "few", limits(accepted));
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(promised_files(folder_ / "few"), promised_files(folder_ / "two"));
+  ASSERT_EQ(run(recipe, "sixteen", {"--threads", "16"}).status, 0);
+  EXPECT_EQ(promised_files(folder_ / "sixteen"), promised_files(folder_ / "two"));
+}
+
 // The run is killed when it is about to open, write, sync, rename or remove a file. The moments go from the first
 // folder that it makes to the last that it removes. They include the evaluation, which opens the artifact.
 TEST_F(Pipeline, KilledAtAnyMomentItGoesOnToTheSameBytes) {
