@@ -16,6 +16,7 @@
 #include "runtime/containers/container_table.h"
 #include "runtime/engine/encoder.h"
 #include "runtime/engine/generate.h"
+#include "runtime/engine/lane_memory.h"
 #include "runtime/engine/memory_need.h"
 #include "runtime/engine/transformer.h"
 #include "runtime/system/progress.h"
@@ -543,17 +544,22 @@ Prediction predict_recording(const runtime::Checkpoint& checkpoint, const Record
                          evaluation_bytes(model, sizes, recorded);
   // Each text that grows together with others has keys and values, its logits on both sides, and the candidates drawn
   // from.
-  const int64_t lane_bytes =
-      extent.longest_sequence * runtime::kv_bytes_per_token(model, runtime::kKvFloatBits) +
-      model.vocabulary_size * (2 * 4 + static_cast<int64_t>(sizeof(runtime::Sampler::Candidate)));
+  const int64_t lanes_bytes =
+      runtime::lane_cache_bytes(model, runtime::kKvFloatBits, extent.num_lanes, extent.longest_sequence,
+                                /*in_pages=*/true) +
+      extent.num_lanes * model.vocabulary_size * (2 * 4 + static_cast<int64_t>(sizeof(runtime::Sampler::Candidate)));
   Prediction prediction;
   prediction.output_bytes = prediction.disk_bytes = extent.file_bytes;
   const double token_operations = 2.0 * static_cast<double>(num_weights) / kEvaluationEfficiency;
   if (extent.num_sampled_tokens > 0) {  // one token of each lane reads all weights once
-    const double token_bytes = static_cast<double>(sizes.source_bytes) / static_cast<double>(extent.num_lanes);
+    // A text that grows is half as long on average as in the end.
+    const double pooled = 2.0 * static_cast<double>(runtime::kLaneCacheBytes) /
+                          static_cast<double>(runtime::pooled_bytes(model, extent.longest_sequence));
+    const double together = std::clamp(pooled, 1.0, static_cast<double>(extent.num_lanes));
+    const double token_bytes = static_cast<double>(sizes.source_bytes) / together;
     const double token_seconds = token_bytes / kWeightBytesPerSecond + token_operations / matmul_rate;
-    prediction.stages.push_back({"sample", static_cast<double>(extent.num_sampled_tokens) * token_seconds,
-                                 memory + extent.num_lanes * lane_bytes});
+    prediction.stages.push_back(
+        {"sample", static_cast<double>(extent.num_sampled_tokens) * token_seconds, memory + lanes_bytes});
   }
   const double operations = static_cast<double>(extent.num_tokens) * token_operations;
   // There is one sum for the probabilities, and at each temperature one over all tokens and one over the tail.

@@ -52,7 +52,7 @@ Prediction predict_calibration(const RunPlan& plan, const runtime::Checkpoint& c
                                int64_t file_bytes, int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate);
 
 // The extent of a run of pare record: the runtime's forward pass over num_tokens tokens, in sequences of at most
-// longest_sequence. num_sampled_tokens of them are drawn first, in num_lanes texts at a time.
+// longest_sequence. num_sampled_tokens of them are drawn first, in at most num_lanes texts at a time.
 struct RecordingExtent {
   int64_t num_tokens = 0;
   int64_t num_sampled_tokens = 0;

@@ -237,13 +237,12 @@ class Recording {
  public:
   Recording(const RecordOptions& options, const runtime::SamplingOptions& sampling,
             const runtime::Checkpoint& checkpoint, const runtime::InputFiles& files, const Material& material,
-            int64_t num_lanes, const LogitOrigin& origin)
+            const LogitOrigin& origin)
       : options_(options),
         sampling_(sampling),
         checkpoint_(checkpoint),
         files_(files),
         material_(material),
-        num_lanes_(num_lanes),
         origin_(origin) {}
 
   // Records the next shard as a whole.
@@ -287,7 +286,7 @@ class Recording {
                                       .sampling = sampling,
                                       .vocabulary_size = origin_.num_vocabulary}});
     }
-    return material_.has_prompts() ? continue_prompts(model, requests, num_lanes_) : windows;
+    return material_.has_prompts() ? continue_prompts(model, requests) : windows;
   }
 
   const RecordOptions& options_;
@@ -295,7 +294,6 @@ class Recording {
   const runtime::Checkpoint& checkpoint_;
   const runtime::InputFiles& files_;
   const Material& material_;
-  int64_t num_lanes_;
   const LogitOrigin& origin_;
 };
 
@@ -383,8 +381,8 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   for (const std::string& event : events) progress.print("event: " + event);
   const std::vector<int64_t> shard_sequences = cut_shards(material, options.shard_tokens);
   const auto num_shards = static_cast<int64_t>(shard_sequences.size());
-  const int64_t num_lanes = runtime::lanes_at_once(
-      model, *std::max_element(shard_sequences.begin(), shard_sequences.end()), material.longest());
+  const int64_t num_lanes =
+      std::min(runtime::kMostLanes, *std::max_element(shard_sequences.begin(), shard_sequences.end()));
   if (material.has_prompts()) material.source["drawn_together"] = num_lanes;
   LogitOrigin origin{.model = "",
                      .tokenizer = runtime::tokenizer_hash(checkpoint.directory()),
@@ -428,7 +426,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
     std::optional<runtime::Transformer> teacher;
     if (num_resumed < num_shards) teacher = runtime::Transformer::load(checkpoint, *backend);
     const runtime::LargePiecesStay stay;
-    Recording recording(options, sampling, checkpoint, files, material, num_lanes, origin);
+    Recording recording(options, sampling, checkpoint, files, material, origin);
     const int64_t num_recorded =
         std::accumulate(shard_sequences.begin(), shard_sequences.begin() + num_resumed, int64_t{0});
     progress.begin("record", material.num_sequences(), "sequences", num_recorded);

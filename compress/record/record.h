@@ -45,8 +45,8 @@ struct RecordOptions {
 // are completed one by one under OUTPUT.partial. A run that finds shards of its own there goes on after them. It ends
 // with the same bytes as a run that was never stopped, whatever the number of threads.
 // It needs memory for the packed model, the hidden states of a few thousand tokens and the logits of a few tokens. It
-// also needs keys and values of the texts that are drawn together (lanes_at_once, for the largest shard). The number of
-// these texts decides the last bits of their logits, and shard_tokens has a part in it.
+// also needs keys and values of the texts that are drawn together (runtime/engine/lane_memory.h). Which texts these are
+// decides the last bits of their logits, and shard_tokens has a part in it.
 // Returns the report (with dry_run: the prediction) as one JSON object. Throws std::invalid_argument for options and
 // for sequences beyond the model's context. Throws std::runtime_error when OUTPUT exists, when OUTPUT.partial is of
 // another model, text or options (the message says which), and for damaged files and a full disk. Throws Interrupted.

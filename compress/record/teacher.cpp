@@ -129,10 +129,9 @@ void RecordingTeacher::append(std::span<const RecordedSequence> sequences, int64
 }
 
 std::vector<RecordedSequence> continue_prompts(runtime::Transformer& model,
-                                               std::span<const runtime::GenerationRequest> requests,
-                                               int64_t num_lanes) {
+                                               std::span<const runtime::GenerationRequest> requests) {
   std::vector<RecordedSequence> sequences;
-  const std::vector<runtime::Generation> generations = runtime::generate_together(model, requests, num_lanes);
+  const std::vector<runtime::Generation> generations = runtime::generate_together(model, requests);
   for (size_t n = 0; n < requests.size(); ++n) {
     const std::span<const int32_t> prompt = requests[n].prompt;
     const runtime::Generation& generation = generations[n];

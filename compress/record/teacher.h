@@ -38,9 +38,9 @@ class RecordingTeacher {
 };
 
 // Returns each prompt with the continuation that the model draws, including its end token if it drew one. The prompt's
-// own tokens are no labels. num_lanes and exceptions are as in generate_together.
+// own tokens are no labels. Throws what generate_together throws.
 std::vector<RecordedSequence> continue_prompts(runtime::Transformer& model,
-                                               std::span<const runtime::GenerationRequest> requests, int64_t num_lanes);
+                                               std::span<const runtime::GenerationRequest> requests);
 
 // Returns a text's window with a label at every token but the last of a document. `starts` is as in RecordedSequence.
 RecordedSequence window_of_documents(std::span<const int32_t> ids, const std::vector<int32_t>& starts);

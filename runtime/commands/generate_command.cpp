@@ -228,27 +228,28 @@ void continue_all(const Generating& run, const std::vector<Prompt>& prompts, Con
     longest = std::max(longest, num_ids + run.options.max_tokens);
     num_prompt_tokens += num_ids;
   }
-  const int64_t num_lanes = lanes_at_once(checkpoint.description(), static_cast<int64_t>(requests.size()), longest);
   run.loader.check_workload(checkpoint, {.num_rows = longest,
                                          .num_tokens = longest,
                                          .keeps_every_layer = true,
                                          .kv_bits = kv_bits(run.arguments, checkpoint.description()),
-                                         .num_texts = num_lanes});
+                                         .num_texts = static_cast<int64_t>(requests.size()),
+                                         .in_lanes = true});
   Transformer model = run.loader.load(run.named.whole(), console);
   use_bits(run.arguments, model);
   OrderedTexts texts(prompts, run.tokenizer, console);
   const Clock::time_point start = Clock::now();
+  LaneUse use;
   const std::vector<Generation> generations = generate_together(
-      model, requests, num_lanes, [&](size_t number, const Generation& text) { texts.add(number, text); });
+      model, requests, {}, [&](size_t number, const Generation& text) { texts.add(number, text); }, {}, &use);
   const double seconds = seconds_since(start);
   size_t num_tokens = 0;
   for (const Generation& generation : generations) num_tokens += generation.ids.size();
   console.progress().print(std::to_string(prompts.size()) + " prompts of " + std::to_string(num_prompt_tokens) +
                            " tokens, " + std::to_string(num_tokens) + " new ones in " + format_number(seconds, 1) +
-                           " s, at most " + std::to_string(num_lanes) + " texts at a time");
+                           " s, at most " + std::to_string(use.most_texts) + " texts at a time");
   nlohmann::ordered_json result = {{"generations", texts.results()}};
   result.update(json_of(run.sampling));
-  result["texts_at_a_time"] = num_lanes;
+  result["texts_at_a_time"] = use.most_texts;
   result["seconds"] = seconds;
   result["peak_memory_bytes"] = run.memory.peak_bytes();
   result["activations"] = activation_mode_name(run.loader.activations());

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
+#include "runtime/machine/reserved_memory.h"
 #include "runtime/system/progress.h"
 
 namespace pare::runtime {
@@ -40,6 +42,8 @@ int64_t Backend::checked_bytes(int64_t num_values, size_t value_bytes) {
 void Backend::run_step(std::unique_ptr<RecordedStep>&, const std::function<void()>& step) {
   step();
 }
+
+void Backend::give_back_bytes(void* /*memory*/, int64_t /*num_bytes*/) {}
 
 PackedNorm Backend::pack_norm(const Norm& norm) {
   return {uploaded<float>(*this, norm.gain), norm.epsilon, norm.centers, uploaded<float>(*this, norm.bias)};
@@ -112,22 +116,27 @@ void LinearInput::prepare(const PackedLinear& consumer, const Sequences& sequenc
   batch_rows_ = batch_rows;
 }
 
-KvStorage::KvStorage(Backend& backend, int bits, int64_t num_slots, int64_t num_kv_heads, int64_t head_size) {
+KvStorage::KvStorage(Backend& backend, int bits, int64_t num_slots, int64_t num_kv_heads, int64_t head_size,
+                     bool in_pages)
+    : num_kv_heads_(num_kv_heads), head_size_(head_size) {
   const int64_t num_grids = num_slots * num_kv_heads, num_values = num_grids * head_size;
+  const auto take = [&]<typename T>(Buffer<T>& buffer, int64_t size) {
+    buffer = in_pages ? backend.reserve<T>(size) : backend.allocate<T>(size);
+  };
   switch (bits) {
     case kKvFloatBits:
-      keys_ = backend.allocate(num_values);
-      values_ = backend.allocate(num_values);
+      take(keys_, num_values);
+      take(values_, num_values);
       break;
     case kKvBf16Bits:
-      key_bf16_ = backend.allocate<uint16_t>(num_values);
-      value_bf16_ = backend.allocate<uint16_t>(num_values);
+      take(key_bf16_, num_values);
+      take(value_bf16_, num_values);
       break;
     case kKvCodeBits:
-      key_codes_ = backend.allocate<int8_t>(num_values);
-      value_codes_ = backend.allocate<int8_t>(num_values);
-      key_grids_ = backend.allocate<KvGrid>(num_grids);
-      value_grids_ = backend.allocate<KvGrid>(num_grids);
+      take(key_codes_, num_values);
+      take(value_codes_, num_values);
+      take(key_grids_, num_grids);
+      take(value_grids_, num_grids);
       break;
     default:
       throw std::invalid_argument("KV cache: expected 32, 16 or 8 bits, found " + std::to_string(bits));
@@ -141,6 +150,27 @@ KvStorage::KvStorage(Backend& backend, int bits, int64_t num_slots, int64_t num_
             .value_grids = value_grids_.get(),
             .key_bf16 = key_bf16_.get(),
             .value_bf16 = value_bf16_.get()};
+}
+
+void KvStorage::give_back(Backend& backend, int64_t first_slot, int64_t num_slots) const {
+  const auto give = [&]<typename T>(const Buffer<T>& buffer, int64_t values_per_slot) {
+    if (buffer.size() == 0) return;
+    for (int64_t head = 0; head < num_kv_heads_; ++head) {
+      backend.give_back_bytes(buffer.get() + layer_.place(first_slot, head) * values_per_slot,
+                              num_slots * values_per_slot * static_cast<int64_t>(sizeof(T)));
+    }
+  };
+  for (const Buffer<float>* floats : {&keys_, &values_}) give(*floats, head_size_);
+  for (const Buffer<uint16_t>* bf16 : {&key_bf16_, &value_bf16_}) give(*bf16, head_size_);
+  for (const Buffer<int8_t>* codes : {&key_codes_, &value_codes_}) give(*codes, head_size_);
+  for (const Buffer<KvGrid>* grids : {&key_grids_, &value_grids_}) give(*grids, 1);
+}
+
+int64_t KvStorage::whole_page_slots(int bits, int64_t head_size) {
+  const auto whole_pages_of = [](int64_t slot_bytes) { return page_bytes() / std::gcd(page_bytes(), slot_bytes); };
+  // Both are powers of two, since pages are.
+  const int64_t slots = whole_pages_of(head_size * bits / 8);
+  return bits == kKvCodeBits ? std::max(slots, whole_pages_of(sizeof(KvGrid))) : slots;
 }
 
 int64_t KvStorage::bytes_per_token(int bits, int64_t num_kv_heads, int64_t head_size) {

@@ -255,6 +255,17 @@ class Backend {
   Buffer<T> allocate(int64_t num_values) {
     return {allocate_bytes(checked_bytes(num_values, sizeof(T))), num_values};
   }
+  // True if what `reserve` returns takes memory page by page (page_bytes), from the first write to a page on, and costs
+  // nothing before.
+  virtual bool takes_pages() const { return false; }
+  // Returns memory like allocate_bytes, for what may never be written. give_back_bytes takes the whole pages in some of
+  // its bytes back, which are zeros then. A backend without pages allocates and takes nothing back.
+  virtual BufferMemory reserve_bytes(int64_t num_bytes) { return allocate_bytes(num_bytes); }
+  virtual void give_back_bytes(void* memory, int64_t num_bytes);
+  template <typename T = float>
+  Buffer<T> reserve(int64_t num_values) {
+    return {reserve_bytes(checked_bytes(num_values, sizeof(T))), num_values};
+  }
   // Copies between the host and this backend's memory. `host` may be reused when upload returns. When download returns,
   // `host` holds what all operations before it have written.
   virtual void upload_bytes(std::span<const std::byte> host, void* memory) = 0;
@@ -457,9 +468,14 @@ class LinearInput {
 // The keys and values of one layer, with their memory.
 class KvStorage {
  public:
-  // bits: one of kKvBits. Throws std::invalid_argument for others.
-  KvStorage(Backend& backend, int bits, int64_t num_slots, int64_t num_kv_heads, int64_t head_size);
+  // bits: one of kKvBits. Throws std::invalid_argument for others. in_pages: the memory is reserved, not allocated.
+  KvStorage(Backend& backend, int bits, int64_t num_slots, int64_t num_kv_heads, int64_t head_size,
+            bool in_pages = false);
   const KvLayer& layer() const { return layer_; }
+  // Gives back the pages that lie wholly in these slots, of each head. Their keys and values are lost.
+  void give_back(Backend& backend, int64_t first_slot, int64_t num_slots) const;
+  // The fewest slots of a head that are whole pages of everything that is stored.
+  static int64_t whole_page_slots(int bits, int64_t head_size);
   // The bytes of one token in one layer.
   static int64_t bytes_per_token(int bits, int64_t num_kv_heads, int64_t head_size);
 
@@ -469,6 +485,7 @@ class KvStorage {
   Buffer<int8_t> key_codes_, value_codes_;
   Buffer<KvGrid> key_grids_, value_grids_;
   KvLayer layer_;
+  int64_t num_kv_heads_, head_size_;
 };
 // The widths of keys and values: float32, bf16, and codes with grids.
 inline constexpr int kKvFloatBits = 32, kKvBf16Bits = 16, kKvCodeBits = 8;

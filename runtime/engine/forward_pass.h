@@ -105,6 +105,8 @@ class ForwardPass {
 
   // True if some linear takes its input as codes (ForwardArena's has_codes).
   bool multiplies_codes() const { return multiplies_codes_; }
+  // True if rounding some linear's input needs whole sequences.
+  bool needs_whole_sequences() const { return needs_whole_sequences_; }
   // The rows that layers work on at a time if the longest sequence has num_tokens.
   int64_t rows_at_a_time(int64_t num_tokens) const;
   // Makes the tables of rotations for that many positions, which run_blocks reads.

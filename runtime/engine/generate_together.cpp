@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -14,7 +15,7 @@ namespace {
 // The texts in the lanes, and the requests that wait for one.
 class GrowingTexts {
  public:
-  GrowingTexts(Transformer& model, std::span<const GenerationRequest> requests, int64_t num_lanes,
+  GrowingTexts(Transformer& model, std::span<const GenerationRequest> requests, const LaneLimits& limits,
                const OnFinished& on_finished, const OnStep& on_step)
       : description_(model.description()),
         requests_(requests),
@@ -28,44 +29,115 @@ class GrowingTexts {
       const Continuation possible(description_, request.prompt, request.options);
       max_tokens = std::max(max_tokens, num_prompt + request.options.max_tokens - 1);  // the last token is never fed
     }
-    const auto num_requests = static_cast<int64_t>(requests.size());
-    lanes_ = model.start_lanes(std::min(num_lanes, num_requests), max_tokens);
-    texts_.resize(static_cast<size_t>(std::min(num_lanes, num_requests)));
+    start_lanes(model, max_tokens, limits);
   }
 
   std::vector<Generation> run() {
     while (true) {
-      for (size_t lane = 0; lane < texts_.size(); ++lane) fill(lane);
+      fill();
       step();
       if (!grow()) return std::move(generations_);
     }
   }
 
+  const LaneUse& use() const { return use_; }
+
  private:
   struct Text {
     size_t request;
     Continuation continuation;
+    int64_t turn = 0;  // texts that began later have a greater one
   };
+
+  void start_lanes(Transformer& model, int64_t max_tokens, const LaneLimits& limits) {
+    const auto num_requests = static_cast<int64_t>(requests_.size());
+    const int64_t num_lanes = std::min(limits.num_lanes, num_requests);
+    if (model.backend().takes_pages()) {
+      try {
+        lanes_ = model.start_lanes(num_lanes, max_tokens, /*in_pages=*/true);
+        pool_bytes_ = limits.pool_bytes;
+        texts_.resize(static_cast<size_t>(num_lanes));
+        return;
+      } catch (const std::bad_alloc&) {  // so many addresses are refused
+      }
+    }
+    const int64_t num_whole = whole_lanes(description_, num_requests, max_tokens, limits);
+    lanes_ = model.start_lanes(num_whole, max_tokens);
+    texts_.resize(static_cast<size_t>(num_whole));
+  }
 
   void step() const {
     throw_if_interrupted();
     if (on_step_) on_step_();
   }
 
-  // Gives a free lane the next request. If a text ends with its first token, the lane takes another one.
-  void fill(size_t lane) {
-    while (!texts_[lane] && next_ < requests_.size()) {
+  // The tokens that a text has in its lane once its last one is fed.
+  int64_t num_tokens(const Text& text) const {
+    return static_cast<int64_t>(requests_[text.request].prompt.size() + text.continuation.generation.ids.size());
+  }
+
+  // Returns what the texts in the lanes take of the pool with their next token.
+  int64_t pooled() const {
+    int64_t bytes = 0;
+    for (const std::optional<Text>& text : texts_) {
+      if (text) bytes += pooled_bytes(description_, num_tokens(*text));
+    }
+    return bytes;
+  }
+
+  int64_t num_growing() const {
+    return std::count_if(texts_.begin(), texts_.end(),
+                         [](const std::optional<Text>& text) { return text.has_value(); });
+  }
+
+  bool fits(int64_t bytes) const { return !pool_bytes_ || bytes <= *pool_bytes_; }
+
+  // Begins waiting texts while there are free lanes and there is room for the next one. No text overtakes another.
+  void fill() {
+    while (next_ < requests_.size() || !put_back_.empty()) {
+      const auto free = std::find(texts_.begin(), texts_.end(), std::nullopt);
+      if (free == texts_.end()) return;
+      const int64_t num_waiting =
+          put_back_.empty() ? static_cast<int64_t>(requests_[next_].prompt.size()) : num_tokens(put_back_.back());
+      if (num_growing() > 0 && !fits(pooled() + pooled_bytes(description_, num_waiting + 1))) return;
       step();
+      begin(*free, free - texts_.begin());
+    }
+  }
+
+  // Begins the next waiting text, which has the lane until it ends or is put back. It may end with its first token.
+  void begin(std::optional<Text>& place, int64_t lane) {
+    if (put_back_.empty()) {
       const GenerationRequest& request = requests_[next_];
-      Text text{next_++, {description_, request.prompt, request.options}};
-      const bool goes_on = text.continuation.draw(lanes_->begin(static_cast<int64_t>(lane), request.prompt));
-      texts_[lane] = std::move(text);
-      if (!goes_on) finish(lane);
+      place = Text{next_++, {description_, request.prompt, request.options}};
+    } else {
+      place = std::move(put_back_.back());
+      put_back_.pop_back();
+    }
+    place->turn = num_turns_++;
+    use_.most_texts = std::max(use_.most_texts, num_growing());
+    Generation& text = place->continuation.generation;
+    const std::span<const int32_t> prompt = requests_[place->request].prompt;
+    if (!text.ids.empty()) ++text.decoded_tokens;  // the last one, which was not fed before
+    if (!place->continuation.draw(lanes_->resume(lane, prompt, text.ids))) finish(static_cast<size_t>(lane));
+  }
+
+  // Puts texts back until the others have room for their next tokens.
+  void make_room() {
+    while (num_growing() > 1 && !fits(pooled())) {
+      const auto last = std::max_element(texts_.begin(), texts_.end(), [](const auto& a, const auto& b) {
+        return (a ? a->turn : -1) < (b ? b->turn : -1);
+      });
+      put_back_.push_back(std::move(**last));
+      last->reset();
+      lanes_->end(last - texts_.begin());
+      ++use_.num_put_back;
     }
   }
 
   // Decodes one token of every text. Returns false if there is no text.
   bool grow() {
+    make_room();
     std::vector<int64_t> lanes;
     std::vector<int32_t> ids;
     for (size_t lane = 0; lane < texts_.size(); ++lane) {
@@ -97,6 +169,7 @@ class GrowingTexts {
     const size_t request = texts_[lane]->request;
     generations_[request] = std::move(texts_[lane]->continuation.generation);
     texts_[lane].reset();
+    lanes_->end(static_cast<int64_t>(lane));
     if (on_finished_) on_finished_(request, generations_[request]);
   }
 
@@ -106,22 +179,24 @@ class GrowingTexts {
   const OnStep& on_step_;
   std::vector<Generation> generations_;
   std::unique_ptr<Transformer::Lanes> lanes_;
+  std::optional<int64_t> pool_bytes_;       // none: every lane has memory of its own
   std::vector<std::optional<Text>> texts_;  // one place per lane
-  size_t next_ = 0;                         // the next waiting request
+  std::vector<Text> put_back_;              // the next to begin is the last
+  size_t next_ = 0;                         // the next request that waits and has not begun
+  int64_t num_turns_ = 0;
+  LaneUse use_;
 };
 
 }  // namespace
 
-int64_t lanes_at_once(const ModelDescription& model, int64_t num_texts, int64_t max_tokens) {
-  const int64_t text_bytes = max_tokens * kv_bytes_per_token(model, kKvFloatBits);
-  const int64_t most = std::min({kMostLanes, num_texts, kLaneCacheBytes / std::max<int64_t>(text_bytes, 1)});
-  return std::max<int64_t>(most, 1);
-}
-
 std::vector<Generation> generate_together(Transformer& model, std::span<const GenerationRequest> requests,
-                                          int64_t num_lanes, const OnFinished& on_finished, const OnStep& on_step) {
+                                          const LaneLimits& limits, const OnFinished& on_finished,
+                                          const OnStep& on_step, LaneUse* use) {
   if (requests.empty()) return {};
-  return GrowingTexts(model, requests, num_lanes, on_finished, on_step).run();
+  GrowingTexts texts(model, requests, limits, on_finished, on_step);
+  std::vector<Generation> generations = texts.run();
+  if (use != nullptr) *use = texts.use();
+  return generations;
 }
 
 }  // namespace pare::runtime

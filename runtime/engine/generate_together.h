@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/engine/generate.h"
+#include "runtime/engine/lane_memory.h"
 
 namespace pare::runtime {
 
@@ -20,21 +21,24 @@ using OnFinished = std::function<void(size_t request, const Generation& text)>;
 // Called on the caller's thread before each prompt and each token of all texts. What it throws ends the work.
 using OnStep = std::function<void()>;
 
-// lanes_at_once returns how many texts of at most max_tokens tokens go together. It is at most kMostLanes, and at most
-// as many as have keys and values of kLaneCacheBytes, but at least one. Neither limit depends on the available memory,
-// since results would then depend on it.
-inline constexpr int64_t kMostLanes = 16;
-inline constexpr int64_t kLaneCacheBytes = int64_t{512} << 20;
-int64_t lanes_at_once(const ModelDescription& model, int64_t num_texts, int64_t max_tokens);
+// This counts what generate_together has done.
+struct LaneUse {
+  int64_t most_texts = 0;    // at a time
+  int64_t num_put_back = 0;  // how often a text gave its memory back before it ended
+};
 
-// Returns what `generate` gives for each request, with num_lanes texts at a time. When a text ends, the next request
-// takes its lane, in the order of the requests. The tokens follow from the requests and num_lanes alone. They differ
-// from those of `generate` only where logits that differ by rounding draw another token. Seconds are not measured.
+// Returns what `generate` gives for each request. Texts begin in the order of the requests, each when a lane is free
+// and its prompt and a token have room in the pool (pooled_bytes) beside the texts that are there. When these have
+// grown beyond the pool, the one that began last is put back: it is the next to begin, and goes on where it was. A text
+// that is alone always goes on. As many lanes go together as the pool has room for in whole (whole_lanes) on a backend
+// without pages (Backend::takes_pages), and where the system refuses to reserve so many addresses.
+// The tokens follow from the requests and the limits. They differ from those of `generate` only where logits that
+// differ by rounding draw another token. Seconds are not measured.
 // `on_finished` (may be empty) is called with each text when it has ended, in the order in which they end. `on_step`
-// may be empty as well.
+// may be empty as well, and `use` null.
 // Throws what `generate` throws; faults of any request are found before any work.
 std::vector<Generation> generate_together(Transformer& model, std::span<const GenerationRequest> requests,
-                                          int64_t num_lanes, const OnFinished& on_finished = {},
-                                          const OnStep& on_step = {});
+                                          const LaneLimits& limits = {}, const OnFinished& on_finished = {},
+                                          const OnStep& on_step = {}, LaneUse* use = nullptr);
 
 }  // namespace pare::runtime

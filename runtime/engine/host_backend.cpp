@@ -4,6 +4,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "runtime/machine/limits.h"
+#include "runtime/machine/reserved_memory.h"
 #include "runtime/system/aligned_memory.h"
 
 namespace pare::runtime {
@@ -55,6 +57,20 @@ BufferMemory HostBackend::allocate_bytes(int64_t num_bytes) {
     throw std::invalid_argument("allocate: expected 0 bytes or more, found " + std::to_string(num_bytes));
   }
   return {allocate_aligned(num_bytes).release(), AlignedDelete()};
+}
+
+bool HostBackend::takes_pages() const {
+  return !limits_addresses();
+}
+
+BufferMemory HostBackend::reserve_bytes(int64_t num_bytes) {
+  ReservedBytes bytes = reserve_pages(num_bytes);
+  const ReservedDelete free = bytes.get_deleter();
+  return {bytes.release(), free};
+}
+
+void HostBackend::give_back_bytes(void* memory, int64_t num_bytes) {
+  give_back_pages(static_cast<std::byte*>(memory), num_bytes);
 }
 
 void HostBackend::upload_bytes(std::span<const std::byte> host, void* memory) {

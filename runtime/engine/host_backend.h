@@ -16,6 +16,10 @@ class HostBackend : public Backend {
   static constexpr int64_t kLogitColumns = 1024;
 
   BufferMemory allocate_bytes(int64_t num_bytes) override;
+  // False where addresses are counted as memory (limits_addresses).
+  bool takes_pages() const override;
+  BufferMemory reserve_bytes(int64_t num_bytes) override;
+  void give_back_bytes(void* memory, int64_t num_bytes) override;
   void upload_bytes(std::span<const std::byte> host, void* memory) override;
   void download_bytes(const void* memory, std::span<std::byte> host) override;
   std::unique_ptr<ExpertWork> allocate_experts(const ExpertShape& shape) override;

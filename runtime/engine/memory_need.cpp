@@ -8,7 +8,9 @@
 
 #include "runtime/engine/attention_stretches.h"
 #include "runtime/engine/forward_pass.h"
+#include "runtime/engine/generate.h"
 #include "runtime/engine/host_backend.h"
+#include "runtime/engine/lane_memory.h"
 #include "runtime/format/stored_widths.h"
 #include "runtime/system/progress.h"
 
@@ -106,12 +108,20 @@ int64_t forward_work_bytes(const ModelDescription& model, const DeviceWorkload& 
       stretch_rows * model.num_heads * num_stretches(workload.num_tokens) * stretch_floats(model.head_size);
   const int64_t logit_floats =
       2 * (workload.on_host ? HostBackend::kLogitRows * HostBackend::kLogitColumns : Backend::kLogitFloats);
+  // Texts in lanes have logits on both sides, and candidates that a token is drawn from.
+  const int64_t lane_floats = workload.in_lanes
+                                  ? std::min(kMostLanes, workload.num_texts) * model.vocabulary_size *
+                                        (2 + static_cast<int64_t>(sizeof(Sampler::Candidate)) / kWordBytes)
+                                  : 0;
   const int64_t num_words =
-      workload.num_rows * (3 * model.hidden_size + 3) + rope_floats + attention_floats + logit_floats;
+      lane_floats + workload.num_rows * (3 * model.hidden_size + 3) + rope_floats + attention_floats + logit_floats;
   return num_words * kWordBytes + chunk_rows * row_bytes;
 }
 
 int64_t cache_bytes(const ModelDescription& model, const DeviceWorkload& workload) {
+  if (workload.in_lanes) {
+    return lane_cache_bytes(model, workload.kv_bits, workload.num_texts, workload.num_tokens, workload.on_host);
+  }
   const int64_t num_tokens = workload.keeps_every_layer
                                  ? static_cast<int64_t>(model.blocks.size()) * workload.num_tokens * workload.num_texts
                                  : workload.num_rows;

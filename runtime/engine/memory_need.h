@@ -18,7 +18,8 @@ struct DeviceWorkload {
   int64_t num_tokens = 0;  // of the longest sequence
   bool keeps_every_layer = false;
   int kv_bits = kKvFloatBits;
-  int64_t num_texts = 1;  // that grow together, each with a cache of its own
+  int64_t num_texts = 1;  // that are there together, each with a cache of its own
+  bool in_lanes = false;  // true if generate_together has them grow: then those that wait have none
   bool on_host = false;   // true for the CPU's backend, which holds columns of outliers as they are stored
   // Bytes read beside the weights to measure a roof; counted up to the size of the weights.
   int64_t most_roof_bytes = 0;

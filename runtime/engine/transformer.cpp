@@ -26,8 +26,8 @@ struct Transformer::State {
   std::unique_ptr<ForwardArena> arena;
   std::optional<KvStorage> scratch_cache;
 
-  KvStorage make_cache(int64_t num_slots) const {
-    return {pass.backend, bits.kv, num_slots, pass.description.num_kv_heads, pass.description.head_size};
+  KvStorage make_cache(int64_t num_slots, bool in_pages = false) const {
+    return {pass.backend, bits.kv, num_slots, pass.description.num_kv_heads, pass.description.head_size, in_pages};
   }
 
   void check_ids(std::span<const int32_t> ids) const {
@@ -303,9 +303,11 @@ class CachedLanes : public Transformer::Lanes {
  public:
   using State = Transformer::State;
 
-  CachedLanes(State& state, int64_t num_lanes, int64_t max_tokens)
+  CachedLanes(State& state, int64_t num_lanes, int64_t max_tokens, bool in_pages = false)
       : state_(state),
         max_tokens_(max_tokens),
+        lane_slots_(max_tokens),
+        in_pages_(in_pages),
         num_tokens_N_(static_cast<size_t>(num_lanes), 0),
         arena_(state.pass.backend, state.pass.description,
                std::max(num_lanes, std::min(max_tokens, state.pass.rows_at_a_time(max_tokens))),
@@ -314,8 +316,12 @@ class CachedLanes : public Transformer::Lanes {
         host_logits_NV_(static_cast<size_t>(logits_NV_.size())),
         last_ND_(state.pass.backend.allocate(num_lanes * state.pass.description.hidden_size)),
         recorded_N_(static_cast<size_t>(num_lanes)) {
+    if (in_pages) {  // no page is of two lanes
+      const int64_t whole = KvStorage::whole_page_slots(state.bits.kv, state.pass.description.head_size);
+      lane_slots_ = (max_tokens + whole - 1) / whole * whole;
+    }
     for (size_t layer = 0; layer < state.pass.weights.blocks.size(); ++layer) {
-      storage_.push_back(state.make_cache(num_lanes * max_tokens));
+      storage_.push_back(state.make_cache(num_lanes * lane_slots_, in_pages));
       caches_.push_back(storage_.back().layer());
     }
   }
@@ -323,14 +329,33 @@ class CachedLanes : public Transformer::Lanes {
   int64_t num_tokens(int64_t lane) const { return num_tokens_N_[static_cast<size_t>(lane)]; }
 
   std::span<const float> begin(int64_t lane, std::span<const int32_t> ids) override {
-    check_lane(lane);
-    check_fed(ids);
-    if (static_cast<int64_t>(ids.size()) > max_tokens_) {
-      throw std::invalid_argument("lane " + std::to_string(lane) + " has room for " + std::to_string(max_tokens_) +
-                                  " tokens: " + std::to_string(ids.size()) + " do not fit");
-    }
+    check_begun(lane, ids);
     num_tokens_N_[static_cast<size_t>(lane)] = 0;
     return feed(lane, ids);
+  }
+
+  std::span<const float> resume(int64_t lane, std::span<const int32_t> prompt, std::span<const int32_t> more) override {
+    std::vector<int32_t> ids(prompt.begin(), prompt.end());
+    ids.insert(ids.end(), more.begin(), more.end());
+    check_begun(lane, ids);
+    if (more.empty() || !state_.pass.needs_whole_sequences()) return begin(lane, ids);
+    // Rows that are rounded together are those that were fed together.
+    begin(lane, prompt);
+    std::span<const float> logits_V;
+    for (const int32_t id : more) {
+      throw_if_interrupted();
+      logits_V = feed(lane, {&id, 1});
+    }
+    return logits_V;
+  }
+
+  void end(int64_t lane) override {
+    check_lane(lane);
+    num_tokens_N_[static_cast<size_t>(lane)] = 0;
+    if (!in_pages_) return;
+    for (const KvStorage& storage : storage_) {
+      storage.give_back(state_.pass.backend, lane * lane_slots_, lane_slots_);
+    }
   }
 
   std::span<const float> feed(int64_t lane, std::span<const int32_t> ids) {
@@ -343,7 +368,7 @@ class CachedLanes : public Transformer::Lanes {
     for (int64_t first = 0; first < num_ids; first += num_rows) {
       num_rows = std::min(arena_.max_rows, num_ids - first);
       const Sequence sequence = {
-          .first_row = 0, .num_rows = num_rows, .num_past = num_tokens, .first_slot = lane * max_tokens_};
+          .first_row = 0, .num_rows = num_rows, .num_past = num_tokens, .first_slot = lane * lane_slots_};
       state_.pass.stage(arena_, {ids.subspan(first, num_rows), {&sequence, 1}, max_tokens_});
       state_.pass.run_blocks(arena_, caches_);
       num_tokens += num_rows;
@@ -377,6 +402,14 @@ class CachedLanes : public Transformer::Lanes {
     state_.check_ids(ids);
   }
 
+  void check_begun(int64_t lane, std::span<const int32_t> ids) const {
+    check_lane(lane);
+    check_fed(ids);
+    if (static_cast<int64_t>(ids.size()) <= max_tokens_) return;
+    throw std::invalid_argument("lane " + std::to_string(lane) + " has room for " + std::to_string(max_tokens_) +
+                                " tokens: " + std::to_string(ids.size()) + " do not fit");
+  }
+
   void check_lane(int64_t lane) const {
     if (lane >= 0 && lane < static_cast<int64_t>(num_tokens_N_.size())) return;
     throw std::invalid_argument("lane " + std::to_string(lane) + ": there are " + std::to_string(num_tokens_N_.size()) +
@@ -396,7 +429,7 @@ class CachedLanes : public Transformer::Lanes {
       sequences.push_back({.first_row = static_cast<int64_t>(sequences.size()),
                            .num_rows = 1,
                            .num_past = num_tokens(lane),
-                           .first_slot = lane * max_tokens_});
+                           .first_slot = lane * lane_slots_});
     }
     throw_if_interrupted();
     state_.pass.stage(arena_, {ids, sequences, max_tokens_});
@@ -432,7 +465,9 @@ class CachedLanes : public Transformer::Lanes {
   }
 
   State& state_;
-  int64_t max_tokens_;                 // per lane
+  int64_t max_tokens_;  // per lane
+  int64_t lane_slots_;  // from one lane's first slot to the next one's
+  bool in_pages_;
   std::vector<int64_t> num_tokens_N_;  // the tokens that each lane holds
   ForwardArena arena_;
   Buffer<float> logits_NV_;
@@ -462,10 +497,10 @@ std::unique_ptr<Transformer::Session> Transformer::start(int64_t max_tokens) {
   return std::make_unique<CachedSession>(*state_, max_tokens);
 }
 
-std::unique_ptr<Transformer::Lanes> Transformer::start_lanes(int64_t num_lanes, int64_t max_tokens) {
+std::unique_ptr<Transformer::Lanes> Transformer::start_lanes(int64_t num_lanes, int64_t max_tokens, bool in_pages) {
   if (num_lanes <= 0) throw std::invalid_argument("expected at least one lane, not " + std::to_string(num_lanes));
   state_->prepare(max_tokens);
-  return std::make_unique<CachedLanes>(*state_, num_lanes, max_tokens);
+  return std::make_unique<CachedLanes>(*state_, num_lanes, max_tokens, in_pages);
 }
 
 }  // namespace pare::runtime

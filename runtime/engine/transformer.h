@@ -98,17 +98,23 @@ class Transformer {
    public:
     virtual ~Lanes() = default;
     // Forgets the lane's sequence and begins another one with these tokens. Returns the logits [V] of the last one, as
-    // feed does. Both functions throw std::invalid_argument for a lane that does not exist, for no tokens, for a token
-    // outside the vocabulary and for more tokens than fit. feed_each also throws for a lane that has not begun or is
-    // named twice. Nothing is fed or forgotten then.
+    // feed does. All functions that feed throw std::invalid_argument for a lane that does not exist, for no tokens, for
+    // a token outside the vocabulary and for more tokens than fit. feed_each also throws for a lane that has not begun
+    // or is named twice. Nothing is fed or forgotten then.
     virtual std::span<const float> begin(int64_t lane, std::span<const int32_t> ids) = 0;
+    // The same for a sequence that was in a lane before: begun with `prompt`, and then fed `more` one by one.
+    virtual std::span<const float> resume(int64_t lane, std::span<const int32_t> prompt,
+                                          std::span<const int32_t> more) = 0;
+    // Forgets the lane's sequence. If lanes lie in pages, its memory goes back. Throws for a lane that does not exist.
+    virtual void end(int64_t lane) = 0;
     // Feeds one more token to each of these lanes, which are all different and begun. Returns logits [N, V]. The number
     // of lanes decides how sums are split: equal calls have equal bits, others differ by rounding.
     virtual std::span<const float> feed_each(std::span<const int64_t> lanes, std::span<const int32_t> ids) = 0;
   };
   // Makes num_lanes lanes for sequences of at most max_tokens tokens. Throws and refers to the weights as `start` does;
-  // also throws if num_lanes is below 1. memory_need does not count lanes, so nothing checks that they fit a GPU.
-  std::unique_ptr<Lanes> start_lanes(int64_t num_lanes, int64_t max_tokens);
+  // also throws if num_lanes is below 1. in_pages: keys and values are only reserved (Backend::reserve), so that tokens
+  // take memory as they come. Nothing checks here that lanes fit.
+  std::unique_ptr<Lanes> start_lanes(int64_t num_lanes, int64_t max_tokens, bool in_pages = false);
 
   struct State;  // transformer.cpp
 

@@ -135,7 +135,8 @@ class TaskMeasurement : public Measurement {
       }
     }
     workload.num_rows = workload.num_tokens;
-    workload.num_texts = std::max(own_.num_lanes, others_.num_lanes);
+    workload.in_lanes = true;
+    workload.num_texts = static_cast<int64_t>(own_.prompts.ids.size());
   }
 
   TaskEvaluation answers(Transformer& model, const TaskQuestions& questions, Progress& progress) const {
@@ -224,7 +225,6 @@ TaskQuestions make_written_questions(std::span<const TaskDocument> documents, st
   }
   TaskQuestions questions;
   questions.prompts = encode_contexts(*tokenizer, contexts, max_new_tokens, model.context_length);
-  questions.num_lanes = extent_of(model, questions.prompts, max_new_tokens).num_lanes;
   questions.num_cut = questions.prompts.num_cut;
   questions.tokenizer = std::move(tokenizer);
   return questions;

@@ -24,7 +24,6 @@ struct TaskQuestions {
   std::vector<ScoredTokens> texts;                  // every choice of every question, in the order of the file
   UntilPrompts prompts;                             // of answers that are written; then there are no texts
   std::shared_ptr<const Tokenizer> tokenizer = {};  // that reads them
-  int64_t num_lanes = 0;                            // answers that are written at a time
   int64_t num_cut = 0;                              // texts and prompts whose beginning did not fit into the context
 };
 // prefixes: what stands before each question (few_shot_prefixes). Throws what encode_pair throws, and names the

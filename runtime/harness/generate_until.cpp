@@ -56,15 +56,6 @@ UntilPrompts encode_contexts(const Tokenizer& tokenizer, std::span<const std::st
   return prompts;
 }
 
-UntilExtent extent_of(const ModelDescription& model, const UntilPrompts& prompts, int64_t max_new_tokens) {
-  UntilExtent extent;
-  for (const std::vector<int32_t>& ids : prompts.ids) {
-    extent.longest = std::max(extent.longest, static_cast<int64_t>(ids.size()) + max_new_tokens);
-  }
-  extent.num_lanes = lanes_at_once(model, static_cast<int64_t>(prompts.ids.size()), extent.longest);
-  return extent;
-}
-
 std::vector<UntilText> generate_until(Transformer& model, const Tokenizer& tokenizer, const UntilPrompts& prompts,
                                       const UntilOptions& options,
                                       const std::function<void(int64_t, int64_t)>& progress) {
@@ -96,9 +87,8 @@ std::vector<UntilText> generate_until(Transformer& model, const Tokenizer& token
     ++num_done;
     report();
   };
-  const UntilExtent extent = extent_of(model.description(), prompts, options.max_new_tokens);
   std::vector<UntilText> texts;
-  for (Generation& generation : generate_together(model, requests, extent.num_lanes, finished, report)) {
+  for (Generation& generation : generate_together(model, requests, {}, finished, report)) {
     const bool is_stop_id =
         generation.reached_end && std::find(stop_ids.begin(), stop_ids.end(), generation.end_token) != stop_ids.end();
     const std::string text = tokenizer.decode(generation.ids, /*skip_special_tokens=*/true);

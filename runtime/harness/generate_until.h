@@ -37,12 +37,6 @@ struct UntilText {
   bool reached_end = false, reached_stop = false;  // an end token, or one of the strings; neither: max_new_tokens
 };
 
-// Returns how many texts go together, and the tokens of the longest with its prompt.
-struct UntilExtent {
-  int64_t num_lanes = 1, longest = 0;
-};
-UntilExtent extent_of(const ModelDescription& model, const UntilPrompts& prompts, int64_t max_new_tokens);
-
 // Writes a text after each prompt, several at a time (generate_together). The model's end tokens, the tokenizer's
 // eos_token and special tokens among the strings end it by their ids. The text is that of its ids alone, as the harness
 // decodes it: some tokenizers leave out a blank that begins it. `progress` (may be empty, may throw) gets the texts

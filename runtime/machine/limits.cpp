@@ -1,6 +1,7 @@
 #include "runtime/machine/limits.h"
 
 #include <omp.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <charconv>
@@ -177,6 +178,13 @@ FreeMemory free_memory(const fs::path& root) {
     if (of_all > 0) lower(memory, of_all, held, group / "memory.stat");
   }
   return memory;
+}
+
+bool limits_addresses(const fs::path& root) {
+  constexpr int64_t kNeverMore = 2;
+  rlimit limit = {};
+  const bool is_limited = getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  return is_limited || number_in(root / "proc/sys/vm/overcommit_memory") == kNeverMore;
 }
 
 std::optional<double> cpu_quota(const fs::path& root) {

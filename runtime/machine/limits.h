@@ -20,6 +20,10 @@ struct FreeMemory {
 // if /proc/meminfo cannot be read.
 FreeMemory free_memory(const std::filesystem::path& root = "/");
 
+// Returns true if addresses count as memory before anything is written there: under a limit of the address space
+// (ulimit -v), and where the kernel never promises more than it has (vm.overcommit_memory = 2).
+bool limits_addresses(const std::filesystem::path& root = "/");
+
 // Returns the CPUs' worth of time that control groups allow, e.g. 1.5 for one and a half; empty if there is no limit.
 std::optional<double> cpu_quota(const std::filesystem::path& root = "/");
 

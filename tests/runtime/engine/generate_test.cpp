@@ -285,7 +285,7 @@ TEST_F(Generate, TogetherPenalizesEachTextAlone) {
   for (const std::vector<int32_t>& prompt : prompts) {
     requests.push_back({.prompt = prompt, .options = {.max_tokens = 15, .sampling = {.repetition_penalty = 1.5}}});
   }
-  const std::vector<Generation> together = generate_together(model_, requests, 2);
+  const std::vector<Generation> together = generate_together(model_, requests, {.num_lanes = 2});
   for (size_t i = 0; i < requests.size(); ++i) {
     EXPECT_EQ(together[i].ids, generate(model_, requests[i].prompt, requests[i].options).ids);
   }

@@ -21,7 +21,7 @@
 namespace pare {
 using namespace runtime;
 
-class GuardedBackend final : public Backend {
+class GuardedBackend : public Backend {
  public:
   GuardedBackend() : memory_(mmap(nullptr, kMaxBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
     if (memory_ == MAP_FAILED) throw std::bad_alloc();

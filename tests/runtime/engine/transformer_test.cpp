@@ -110,10 +110,11 @@ TEST_P(TransformerFamily, DecodingGivesTheLogitsOfTransformers) {
 }
 
 // Each window has a lane of its own. All begin with different lengths and are fed token by token. A lane whose window
-// ends stops, or begins the first window again.
+// ends stops, or begins the first window again. Lanes lie in pages where the backend has them.
 TEST_P(TransformerFamily, LanesGiveTheLogitsOfTransformers) {
   const int64_t num_lanes = windows_.num_windows;
-  const std::unique_ptr<Transformer::Lanes> lanes = model_.start_lanes(num_lanes, windows_.num_tokens);
+  const std::unique_ptr<Transformer::Lanes> lanes =
+      model_.start_lanes(num_lanes, windows_.num_tokens, /*in_pages=*/true);
   std::vector<int64_t> window_of(static_cast<size_t>(num_lanes)), fed(static_cast<size_t>(num_lanes));
   const auto expect_golden = [&](std::span<const float> logits_V, int64_t lane) {
     const auto l = static_cast<size_t>(lane);
@@ -136,6 +137,7 @@ TEST_P(TransformerFamily, LanesGiveTheLogitsOfTransformers) {
       int64_t& num = fed[static_cast<size_t>(lane)];
       if (num == windows_.num_tokens && !began_again) {
         began_again = true;
+        lanes->end(lane);
         begin(lane, 0, 2);
       }
       if (num == windows_.num_tokens) continue;
@@ -373,12 +375,53 @@ TEST(Transformer, RefusesWhatDoesNotFit) {
                                       {"lane 2", "2 lanes"});
   expect_error<std::invalid_argument>([&] { lanes->begin(-1, std::span(ids).first(1)); }, {"lane -1", "2 lanes"});
   expect_error<std::invalid_argument>([&] { lanes->feed_each({both.data(), 1}, negative); }, {"-1"});
+  expect_error<std::invalid_argument>([&] { lanes->end(2); }, {"lane 2", "2 lanes"});
+  expect_error<std::invalid_argument>([&] { lanes->resume(0, std::span(ids).first(3), std::span(ids).first(2)); },
+                                      {"lane 0", "4 tokens", "5"});
   lanes->feed_each({both.data(), 1}, std::span(ids).first(1));
   expect_error<std::invalid_argument>(
       [&] {
         lanes->feed_each({both.data(), 1}, std::span(ids).first(1));
       },
       {"4 tokens", "holds 4", "1 more"});
+}
+
+// A sequence that comes back to a lane is as it was: by rounding, or to the bit where the rows of a sequence that were
+// fed together share a range.
+TEST(Transformer, LanesResumeWhatTheyHaveLeft) {
+  const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 2);
+  const std::string directory = std::string(kSourceFolder) + "/calibration_data/stories260k";
+  std::vector<int32_t> ids(40);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(7 * i * i % 500);
+  const std::span<const int32_t> prompt = std::span(ids).first(15), more = std::span(ids).subspan(15);
+  for (const bool has_ranges : {false, true}) {
+    Transformer model = Transformer::load(Checkpoint::open(directory), *backend, {}, [&](LinearWeights& linear) {
+      if (has_ranges) linear.input = {.type = InputType::int8, .range = InputRange::tensor};
+    });
+    for (const int bits : kKvBits) {
+      model.use_attention_bits({.kv = bits});
+      const std::unique_ptr<Transformer::Session> session = model.start(64);
+      std::span<const float> expected = session->feed(prompt);
+      for (const int32_t id : more) expected = session->feed({&id, 1});
+      const std::unique_ptr<Transformer::Lanes> lanes = model.start_lanes(2, 64, /*in_pages=*/true);
+      lanes->begin(1, more);  // another sequence in the lane
+      lanes->end(1);
+      const std::span<const float> resumed = lanes->resume(1, prompt, more);
+      if (has_ranges) {
+        EXPECT_TRUE(std::equal(resumed.begin(), resumed.end(), expected.begin(), expected.end())) << bits << " bits";
+      } else {
+        // Other roundings of keys and values: half a step of bf16 is 2^-9 of a value, and half a code 1/510 of a range.
+        EXPECT_LE(relative_difference(resumed, expected), bits == 32 ? kTolerance : 0x1p-8) << bits << " bits";
+      }
+      const std::vector<int64_t> lane = {1};
+      const std::span<const float> next = session->feed(std::span(ids).first(1));
+      const std::vector<float> expected_next(next.begin(), next.end());
+      EXPECT_LE(relative_difference(lanes->feed_each(lane, std::span(ids).first(1)), expected_next), has_ranges ? 0.0
+                                                                                                     : bits == 32
+                                                                                                         ? kTolerance
+                                                                                                         : 0x1p-8);
+    }
+  }
 }
 
 // A batch takes minutes on a large model. An interrupted batch ends between blocks, and the next batch is whole again.

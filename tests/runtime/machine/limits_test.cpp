@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <omp.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -121,6 +122,26 @@ TEST_F(Limits, OfAContainerAreAtTheMountPoint) {
   use_version_1("/docker/abc", "/docker/abc");
   write("sys/fs/cgroup/memory/memory.limit_in_bytes", std::to_string(60 * kMiB));
   EXPECT_EQ(free_mib(), 60);
+}
+
+// The kernel promises as much as is asked for, unless it is told not to, or the process has a limit.
+TEST_F(Limits, AddressesCountWhereTheyArePromisedOrLimited) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+  if (before.rlim_cur != RLIM_INFINITY) GTEST_SKIP() << "there is a limit already";
+  EXPECT_FALSE(limits_addresses(root()));
+  for (const char* mode : {"0\n", "1\n"}) {
+    write("proc/sys/vm/overcommit_memory", mode);
+    EXPECT_FALSE(limits_addresses(root()));
+  }
+  write("proc/sys/vm/overcommit_memory", "2\n");
+  EXPECT_TRUE(limits_addresses(root()));
+  write("proc/sys/vm/overcommit_memory", "0\n");
+  rlimit limit = before;
+  limit.rlim_cur = rlim_t{1} << 50;
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+  EXPECT_TRUE(limits_addresses(root()));
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
 }
 
 TEST_F(Limits, ThreadsAreNoMoreThanTheQuotaKeepsBusy) {
