@@ -12,6 +12,10 @@
 namespace pare::runtime {
 namespace {
 
+// A waiting text begins with room for this share of its tokens beside them: it would read them all again if it were put
+// back before it has come to something.
+constexpr int64_t kShareOfRoom = 8;
+
 // The texts in the lanes, and the requests that wait for one.
 class GrowingTexts {
  public:
@@ -92,14 +96,22 @@ class GrowingTexts {
 
   bool fits(int64_t bytes) const { return !pool_bytes_ || bytes <= *pool_bytes_; }
 
+  // Returns the tokens that the next waiting text must have room for: its own, and some that it may still get.
+  int64_t room_to_begin() const {
+    const Text* const text = put_back_.empty() ? nullptr : &put_back_.back();
+    const GenerationRequest& request = requests_[text != nullptr ? text->request : next_];
+    const auto num_prompt = static_cast<int64_t>(request.prompt.size());
+    const int64_t own = text != nullptr ? num_tokens(*text) : num_prompt;
+    const int64_t left = std::max<int64_t>(num_prompt + request.options.max_tokens - own, 1);
+    return own + std::clamp<int64_t>(own / kShareOfRoom, 1, left);
+  }
+
   // Begins waiting texts while there are free lanes and there is room for the next one. No text overtakes another.
   void fill() {
     while (next_ < requests_.size() || !put_back_.empty()) {
       const auto free = std::find(texts_.begin(), texts_.end(), std::nullopt);
       if (free == texts_.end()) return;
-      const int64_t num_waiting =
-          put_back_.empty() ? static_cast<int64_t>(requests_[next_].prompt.size()) : num_tokens(put_back_.back());
-      if (num_growing() > 0 && !fits(pooled() + pooled_bytes(description_, num_waiting + 1))) return;
+      if (num_growing() > 0 && !fits(pooled() + pooled_bytes(description_, room_to_begin()))) return;
       step();
       begin(*free, free - texts_.begin());
     }

@@ -28,10 +28,11 @@ struct LaneUse {
 };
 
 // Returns what `generate` gives for each request. Texts begin in the order of the requests, each when a lane is free
-// and its prompt and a token have room in the pool (pooled_bytes) beside the texts that are there. When these have
-// grown beyond the pool, the one that began last is put back: it is the next to begin, and goes on where it was. A text
-// that is alone always goes on. As many lanes go together as the pool has room for in whole (whole_lanes) on a backend
-// without pages (Backend::takes_pages), and where the system refuses to reserve so many addresses.
+// and its prompt and an eighth more have room in the pool (pooled_bytes) beside the texts that are there. When these
+// have grown beyond the pool, the one that began last is put back: it is the next to begin, and goes on where it was. A
+// text that is alone always goes on.
+// As many lanes go together as the pool has room for in whole (whole_lanes) on a backend without pages
+// (Backend::takes_pages), and where the system refuses to reserve so many addresses.
 // The tokens follow from the requests and the limits. They differ from those of `generate` only where logits that
 // differ by rounding draw another token. Seconds are not measured.
 // `on_finished` (may be empty) is called with each text when it has ended, in the order in which they end. `on_step`
