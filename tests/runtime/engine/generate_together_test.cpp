@@ -231,6 +231,21 @@ class RefusingBackend : public GuardedBackend {
   int num_refused = 0;
 };
 
+// A long prompt that would soon be put back does not begin: it would be read twice.
+TEST_F(GenerateTogether, APromptBeginsWithRoomForAnEighthMore) {
+  const std::vector<int32_t> prompt(120, 5);
+  const auto use_of = [&](int64_t max_tokens) {
+    GenerationRequest request{prompt, {}};
+    request.options.max_tokens = max_tokens;
+    LaneUse use;
+    generate_together(model_, std::vector<GenerationRequest>(2, request), {.pool_bytes = 2 * kPage}, {}, {}, &use);
+    return use;
+  };
+  EXPECT_EQ(use_of(5).most_texts, 2);  // 125 tokens are in a page
+  EXPECT_EQ(use_of(100).most_texts, 1);
+  EXPECT_EQ(use_of(100).num_put_back, 0);
+}
+
 TEST_F(PutBack, LanesAreWholeWithoutPages) {
   for (GenerationRequest& request : requests_)
     request.options.max_tokens = std::min<int64_t>(30, request.options.max_tokens);
