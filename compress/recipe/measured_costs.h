@@ -42,10 +42,10 @@ inline constexpr double kWeightBytesPerSecond = 1e10;  // reading weights while 
 
 // What LibTorch, MKL and the allocator hold beside our buffers once they are used: for the process, for each worker,
 // and for each worker and column of the widest matrix. Measured with 1, 2 and 4 threads on models of 64 to 1024
-// channels, and with 2 and 16 on a block of Llama 2 7B's shape, where a worker held 18 MB.
+// channels, and with 2 and 16 on a block of Llama 2 7B's shape, where a worker held 18 MB, and 28 with `fit`.
 inline constexpr int64_t kLibraryBytes = int64_t{4} << 20;
 inline constexpr int64_t kWorkerBytes = int64_t{4} << 20;
-inline constexpr int64_t kWorkerColumnBytes = int64_t{2} << 10;
+inline constexpr int64_t kWorkerColumnBytes = int64_t{3} << 10;
 // What a worker of an encoder's walk holds on a heap of its own beside the tensors that are counted: four workers on
 // all-MiniLM-L6-v2, with texts of 512 tokens, held 293 MB on an EPYC, and 272 to 328 MB on a Xeon. One worker held 151
 // to 173 MB on an EPYC: of the file's pages, more stay mapped on some runs than on others.
