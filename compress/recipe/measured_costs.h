@@ -49,7 +49,7 @@ inline constexpr int64_t kWorkerColumnBytes = int64_t{3} << 10;
 // What a worker of an encoder's walk holds on a heap of its own beside the tensors that are counted: four workers on
 // all-MiniLM-L6-v2, with texts of 512 tokens, held 293 MB on an EPYC, and 272 to 328 MB on a Xeon. One worker held 151
 // to 173 MB on an EPYC: of the file's pages, more stay mapped on some runs than on others.
-inline constexpr int64_t kWalkingHeapBytes = int64_t{26} << 20;
+inline constexpr int64_t kWalkingHeapBytes = int64_t{32} << 20;
 // What a thread that takes gradients holds for its graph's nodes and on the heap.
 inline constexpr int64_t kGradientThreadBytes = int64_t{4} << 20;
 // H and U of a stage in float32, and the float64 matrix in which U is made. When that is gone, refinement has a damped

@@ -128,6 +128,9 @@ TEST_F(LaneMemory, GoesBackWithoutAnothersValues) {
 
 // 16 lanes with room for 32768 tokens of 512 bytes would take 256 MiB.
 TEST_F(LaneMemory, IsThatOfTheTokensThatAreThere) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "the sanitizer needs memory of its own";
+#endif
   const auto lanes = model_->start_lanes(16, kContext, /*in_pages=*/true);
   std::vector<int32_t> ids(8000);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i % 100);
@@ -146,6 +149,9 @@ TEST_F(LaneMemory, IsThatOfTheTokensThatAreThere) {
 
 // The prediction is compared with what is held while texts grow beyond the pool.
 TEST_F(LaneMemory, IsHeldAsPredicted) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "the sanitizer needs memory of its own";
+#endif
   constexpr int64_t kNew = 100, kPrompt = 1900, kNumTexts = 12;
   const LaneLimits limits = {.pool_bytes = 4 * kMiB};  // four of the texts
   std::vector<std::vector<int32_t>> prompts;
