@@ -85,6 +85,7 @@ void for_row_chunks(int64_t num_rows, int64_t chunk_rows, const std::function<vo
       if (chunk >= num_chunks) break;
       error.capture([&] { chunk_body(chunk); });
     }
+#pragma omp barrier  // LibTorch's count is that of all threads: it stays 1 until the last has ended
   }
   error.rethrow();
 }
