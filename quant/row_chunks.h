@@ -32,7 +32,7 @@ class SingleThreadedTorch {
 // Calls body(first_row, num_rows) for each chunk of chunk_rows rows, the first chunks first. The last chunk may be
 // shorter. The first exception in a worker is thrown again here after all workers have ended, and chunks that were not
 // begun are left out. Throws Interrupted between chunks. Threads from number max_threads on take none: what a chunk
-// needs is then there for so many.
+// needs is then there for so many. Within for_each_together all threads take chunks.
 void for_row_chunks(int64_t num_rows, int64_t chunk_rows, const std::function<void(int64_t, int64_t)>& body,
                     int max_threads = std::numeric_limits<int>::max());
 

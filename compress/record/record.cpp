@@ -383,7 +383,10 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   const auto num_shards = static_cast<int64_t>(shard_sequences.size());
   const int64_t num_lanes =
       std::min(runtime::kMostLanes, *std::max_element(shard_sequences.begin(), shard_sequences.end()));
-  if (material.has_prompts()) material.source["drawn_together"] = num_lanes;
+  if (material.has_prompts()) {  // which texts go together decides the last bits of their logits
+    material.source["drawn_together"] = num_lanes;
+    material.source["keys_and_values"] = backend->takes_pages() ? "in pages" : "in whole lanes";
+  }
   LogitOrigin origin{.model = "",
                      .tokenizer = runtime::tokenizer_hash(checkpoint.directory()),
                      .data = hash_of(material),

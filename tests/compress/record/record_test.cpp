@@ -3,6 +3,7 @@
 #include "compress/record/record.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cmath>
@@ -569,6 +570,32 @@ TEST_F(Record, ARunGoesOnWithItsOwnRecordingAlone) {
   ASSERT_EQ(fresh.status, 0) << fresh.err;
   EXPECT_EQ(files_of("out.h5"), files_of("whole.h5"));
   EXPECT_FALSE(fs::exists(folder_ / "out.h5.partial"));
+}
+
+// Where addresses are limited, other texts go together, which would be other last bits.
+TEST_F(Record, ContinuationsGoOnAsTheyBegan) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+  if (before.rlim_cur != RLIM_INFINITY) GTEST_SKIP() << "there is a limit already";
+  std::vector<std::string> quiet = continuations();
+  quiet.push_back("--quiet");
+  const TracedOutcome whole = run_pare_traced(command("whole.h5", quiet), -1);
+  ASSERT_EQ(whole.outcome.status, 0) << whole.outcome.err;
+  int moment = 0;
+  for (int num_renames = 0; num_renames < 2; ++moment) {  // of the plan and the first shard
+    num_renames += whole.names[static_cast<size_t>(moment)].starts_with("rename");
+  }
+  ASSERT_EQ(run_pare_traced(command("out.h5", quiet), moment + 1).outcome.status, 128 + SIGKILL);
+  rlimit limit = before;
+  limit.rlim_cur = rlim_t{1} << 46;
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+  const Outcome refused = record("out.h5", continuations());
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_NE(refused.err.find("keys_and_values is \"in pages\" there and \"in whole lanes\" here"), std::string::npos)
+      << refused.err;
+  ASSERT_EQ(record("out.h5", continuations()).status, 0);
+  EXPECT_EQ(files_of("out.h5"), files_of("whole.h5"));
 }
 
 // OUT.shards was made by a run that was killed between its last two renames, if it holds what the master in OUT.partial
