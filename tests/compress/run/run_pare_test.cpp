@@ -10,12 +10,15 @@
 #include <torch/version.h>
 #include <unistd.h>
 
+#include <array>
 #include <csignal>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
+#include <string_view>
 
 #include "runtime/system/sha256.h"
 
@@ -55,6 +58,19 @@ const std::map<long, const char*> kFileCalls = {
     {SYS_rename, "rename"},   {SYS_renameat2, "renameat2"}, {SYS_fsync, "fsync"}, {SYS_fdatasync, "fdatasync"},
     {SYS_unlink, "unlink"},   {SYS_unlinkat, "unlinkat"},   {SYS_rmdir, "rmdir"}, {SYS_mkdir, "mkdir"},
     {SYS_mkdirat, "mkdirat"}, {SYS_fallocate, "fallocate"}, {SYS_flock, "flock"}, {SYS_renameat, "renameat"}};
+
+// Says whether the call opens a file below /proc or /sys. Libraries do that once, in the thread that needs them first,
+// and only the first thread is traced: such calls would number the others differently from run to run.
+bool opens_facts_of_the_machine(pid_t process, const user_regs_struct& registers) {
+  const auto call = static_cast<long>(registers.orig_rax);
+  if (call != SYS_open && call != SYS_openat) return false;
+  const unsigned long long path = call == SYS_open ? registers.rdi : registers.rsi;
+  const long first = ptrace(PTRACE_PEEKDATA, process, reinterpret_cast<void*>(path), nullptr);
+  std::array<char, sizeof first> text = {};
+  std::memcpy(text.data(), &first, sizeof first);
+  const std::string_view begin(text.data(), text.size());
+  return begin.starts_with("/proc/") || begin.starts_with("/sys/");
+}
 
 }  // namespace
 
@@ -109,7 +125,7 @@ TracedOutcome trace(const std::vector<std::string>& arguments, bool counts_from_
     user_regs_struct registers = {};
     ptrace(PTRACE_GETREGS, child, nullptr, &registers);
     const auto call = kFileCalls.find(static_cast<long>(registers.orig_rax));
-    if (call == kFileCalls.end()) continue;
+    if (call == kFileCalls.end() || opens_facts_of_the_machine(child, registers)) continue;
     counting |= call->first == SYS_mkdir || call->first == SYS_mkdirat;
     if (!counting) continue;
     if (!before_call(child, result.num_calls)) {
