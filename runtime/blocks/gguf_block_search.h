@@ -222,6 +222,17 @@ bool fit_minimum(const float* x, const float* w, MinimumSign sign, MinimumFit<N>
   return fit.scale > 0.0f;
 }
 
+// Codes that leave the lowest ones out say the same from 0 on, with a minimum nearer to 0, where that stays negative.
+// So minima of parts that share a float16 have one meaning, and little of it is spent on the largest.
+template <int N>
+void shift_to_zero(MinimumFit<N>& fit) {
+  float shift = *std::min_element(fit.codes.begin(), fit.codes.end());
+  while (shift > 0.0f && fit.minimum + shift * fit.scale > 0.0f) shift -= 1.0f;
+  if (shift <= 0.0f) return;
+  for (float& code : fit.codes) code -= shift;
+  fit.minimum += shift * fit.scale;
+}
+
 // Searches for codes from 0 to `most`, a positive scale and a minimum. Both are rounded to float16 where `sign` is any.
 template <int N>
 MinimumFit<N> search_with_minimum(const float* x, const float* w, int most, MinimumSign sign) {
@@ -234,11 +245,13 @@ MinimumFit<N> search_with_minimum(const float* x, const float* w, int most, Mini
   best.error = minimum_error<N>(x, w, best.codes, 0.0f, best.minimum);
   if (high <= low) return best;
   const auto last = static_cast<float>(most);
-  const float step = std::max(0.06f * last, 0.15f);
+  const float step = std::clamp(0.06f * last, 0.15f, 0.9f);  // below 1: each number of codes in use has a start
   MinimumFit<N> fit;
-  // The codes are spread over less or more than the range, around its middle.
+  // The codes are spread over less or more than the range, around its middle. Where they leave some out, the lowest
+  // element gets a whole code. So weights that once were such codes, of which not all were in use, find them again.
   const auto start_at = [&](float inverse) {
-    const float start = 0.5f * (low + high) - 0.5f * last / inverse;
+    const float left_out = 0.5f * (last - (high - low) * inverse);
+    const float start = low - (left_out > 0.0f ? round_small(left_out) : left_out) / inverse;
     round_from_minimum<N>(x, inverse, is_half ? start : std::min(start, 0.0f), most, fit.codes);
     return fit_minimum<N>(x, w, sign, fit);
   };
@@ -268,6 +281,7 @@ MinimumFit<N> search_with_minimum(const float* x, const float* w, int most, Mini
     if (best.scale > 0.0f) round_from_minimum<N>(x, 1.0f / best.scale, best.minimum, most, best.codes);
     best.error = minimum_error<N>(x, w, best.codes, best.scale, best.minimum);
   }
+  if (!is_half) shift_to_zero<N>(best);
   return best;
 }
 

@@ -119,21 +119,29 @@ float choose_scale_and_minimum(const float* x, const float* w, float d, float dm
   float best = -1.0f;
   const int first_scale = scale, first_minimum = minimum;
   std::array<float, N> tried;
-  for (int s = std::max(first_scale - 1, 0); s <= std::min(first_scale + 1, most_scale); ++s) {
-    for (int m = std::max(first_minimum - 1, 0); m <= std::min(first_minimum + 1, most_scale); ++m) {
-      const float whole = d * static_cast<float>(s), low = -(dmin * static_cast<float>(m));
-      if (whole != 0.0f) {
-        round_from_minimum<N>(x, 1.0f / whole, low, most_code, tried);
-      } else {
-        tried.fill(0.0f);
-      }
-      const float error = minimum_error<N>(x, w, tried, whole, low);
-      if (best >= 0.0f && error >= best) continue;
-      best = error;
-      scale = s;
-      minimum = m;
-      codes = tried;
+  const auto try_both = [&](int s, int m) {
+    if (s < 0 || s > most_scale || m < 0 || m > most_scale) return;
+    const float whole = d * static_cast<float>(s), low = -(dmin * static_cast<float>(m));
+    if (whole != 0.0f) {
+      round_from_minimum<N>(x, 1.0f / whole, low, most_code, tried);
+    } else {
+      tried.fill(0.0f);
     }
+    const float error = minimum_error<N>(x, w, tried, whole, low);
+    if (best >= 0.0f && error >= best) return;
+    best = error;
+    scale = s;
+    minimum = m;
+    codes = tried;
+  };
+  for (int s = first_scale - 1; s <= first_scale + 1; ++s) {
+    for (int m = first_minimum - 1; m <= first_minimum + 1; ++m) try_both(s, m);
+  }
+  // One code up: the same fit, and a minimum that may lie nearer to a whole number.
+  const float code = dmin > 0.0f ? d * static_cast<float>(first_scale) / dmin : 0.0f;
+  if (code >= 1.0f && code < static_cast<float>(most_scale)) {
+    const int shifted = first_minimum + static_cast<int>(std::lround(code));
+    for (int m = shifted - 1; m <= shifted + 1; ++m) try_both(first_scale, m);
   }
   return best;
 }
