@@ -28,10 +28,11 @@ void check_shape(const at::Tensor& matrix, int64_t num_rows, int64_t num_columns
                               std::to_string(num_columns) + "], found " + shape_text(matrix));
 }
 
+// Returns the sum of the products of their elements. Both are contiguous: the left one is float64, the right one Right.
+template <typename Right>
 double product_sum(const at::Tensor& left, const at::Tensor& right) {
   const double* a = left.const_data_ptr<double>();
-  const double* b = right.const_data_ptr<double>();
-  return std::inner_product(a, a + left.numel(), b, 0.0);
+  return std::inner_product(a, a + left.numel(), right.const_data_ptr<Right>(), 0.0);
 }
 
 // Returns tr(D H' D') of the rows of D, in float64. H' is float32, and goes by panels: whole in float64 it would be the
@@ -41,7 +42,7 @@ double squared_norm(const at::Tensor& step_RI, const at::Tensor& hessian_II) {
   for (int64_t first = 0; first < hessian_II.size(1); first += kPanelColumns) {
     const int64_t count = std::min(kPanelColumns, hessian_II.size(1) - first);
     const at::Tensor panel_IC = hessian_II.narrow(1, first, count).to(at::kDouble);
-    sum += product_sum(step_RI.narrow(1, first, count).contiguous(), at::mm(step_RI, panel_IC));
+    sum += product_sum<double>(step_RI.narrow(1, first, count).contiguous(), at::mm(step_RI, panel_IC));
   }
   return sum;
 }
@@ -76,7 +77,7 @@ FitResult fit(const at::Tensor& weight_OI, const at::Tensor& factor_II, const at
     step = at::mm(step, factor_transposed);
     step = at::mm(step, factor_II);
     const auto chunk = static_cast<size_t>(first_row / kRowChunk);
-    gain[chunk] = product_sum(step, held_missing_OI.narrow(0, first_row, num_rows).to(at::kDouble).contiguous());
+    gain[chunk] = product_sum<float>(step, held_missing_OI.narrow(0, first_row, num_rows).contiguous());
     cost[chunk] = squared_norm(step, held_hessian_II);
     step_OI.narrow(0, first_row, num_rows).copy_(step);
   });

@@ -442,11 +442,11 @@ struct Judged {
   std::vector<bool> fell_R;
 };
 
-// Sets what float32 could not decide, from sums in float64. `first` holds the rows as they were.
-void judge_exactly(const RowChunk& first, const RowChunk& chunk, const Layout& layout, const std::vector<int64_t>& rows,
-                   Judged& judged) {
+// Sets what float32 could not decide, from sums in float64. first_IR holds the errors as they were.
+void judge_exactly(const at::Tensor& first_IR, const RowChunk& chunk, const Layout& layout,
+                   const std::vector<int64_t>& rows, Judged& judged) {
   const at::Tensor index = at::tensor(rows);
-  const RowTraces before = row_traces(first.error_IR.index_select(1, index), layout.hessian_II, layout.damping);
+  const RowTraces before = row_traces(first_IR.index_select(1, index), layout.hessian_II, layout.damping);
   const RowTraces after = row_traces(chunk.error_IR.index_select(1, index), layout.hessian_II, layout.damping);
   for (size_t k = 0; k < rows.size(); ++k) {
     judged.before_R[rows[k]] = before.plain_R[k];
@@ -477,9 +477,9 @@ double chunk_signal(const RowChunk& chunk, const Layout& layout) {
 }
 
 // Returns the rows of a chunk whose errors are others than they were.
-std::vector<bool> moved_rows(const RowChunk& first, const RowChunk& chunk) {
+std::vector<bool> moved_rows(const at::Tensor& first_IR, const RowChunk& chunk) {
   std::vector<bool> moved_R(chunk.num_rows, false);
-  const float* was = first.error_IR.const_data_ptr<float>();
+  const float* was = first_IR.const_data_ptr<float>();
   const float* is = chunk.error_IR.const_data_ptr<float>();
   for (int64_t i = 0; i < chunk.error_IR.numel(); ++i) {
     if (was[i] != is[i]) moved_R[i % chunk.num_rows] = true;
@@ -488,10 +488,11 @@ std::vector<bool> moved_rows(const RowChunk& first, const RowChunk& chunk) {
 }
 
 // Sweeps over a chunk and judges its rows. Both traces of a row must differ by more than they may be off. Where they
-// do not, float64 decides. `gather` makes the chunk as it was.
+// do not, float64 decides.
 Judged refine_chunk(RowChunk& chunk, const Layout& layout, const runtime::QuantizedWeight& start,
-                    const RefineOptions& options, const std::function<RowChunk()>& gather) {
+                    const RefineOptions& options) {
   const int64_t num_rows = chunk.num_rows;
+  const at::Tensor first_IR = chunk.error_IR.clone();
   const std::vector<double> bounds_before_R = trace_bounds(chunk.error_IR, layout.norms_IB);
   const std::vector<double> squares_before_R = squared_errors(chunk.error_IR);
   std::vector<double> before_R, after_R;
@@ -515,10 +516,9 @@ Judged refine_chunk(RowChunk& chunk, const Layout& layout, const runtime::Quanti
     if (!judged.fell_R[r] && !rose) unsure.push_back(r);
   }
   if (unsure.empty()) return judged;
-  const RowChunk first = gather();
-  const std::vector<bool> moved_R = moved_rows(first, chunk);
+  const std::vector<bool> moved_R = moved_rows(first_IR, chunk);
   std::erase_if(unsure, [&](int64_t r) { return !moved_R[r] && std::isfinite(before_R[r]); });
-  if (!unsure.empty()) judge_exactly(first, chunk, layout, unsure, judged);
+  if (!unsure.empty()) judge_exactly(first_IR, chunk, layout, unsure, judged);
   return judged;
 }
 
@@ -559,8 +559,7 @@ RefineResult refine(const at::Tensor& weight_OI, const runtime::QuantizedWeight&
   std::vector<double> before_O(num_out), after_O(num_out);
   std::vector<double> signals((num_out + kRefinedRows - 1) / kRefinedRows);
   for_row_chunks(num_out, kRefinedRows, [&](int64_t first_row, int64_t num_rows) {
-    const auto gather = [&] { return gather_chunk(weight, start, kept, layout, first_row, num_rows); };
-    RowChunk chunk = gather();
+    RowChunk chunk = gather_chunk(weight, start, kept, layout, first_row, num_rows);
     signals[first_row / kRefinedRows] = chunk_signal(chunk, layout);
     if (options.sweeps == 0) {
       const RowTraces traces = row_traces(chunk.error_IR, layout.hessian_II, layout.damping);
@@ -568,7 +567,7 @@ RefineResult refine(const at::Tensor& weight_OI, const runtime::QuantizedWeight&
       std::copy(traces.plain_R.begin(), traces.plain_R.end(), after_O.begin() + first_row);
       return;
     }
-    const Judged judged = refine_chunk(chunk, layout, start, options, gather);
+    const Judged judged = refine_chunk(chunk, layout, start, options);
     for (int64_t r = 0; r < num_rows; ++r) {
       if (judged.fell_R[r]) scatter_row(chunk, layout, r, first_row + r, result.weight);
       before_O[first_row + r] = judged.before_R[r];

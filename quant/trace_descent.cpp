@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +11,9 @@
 namespace pare::quant {
 namespace {
 
-constexpr int64_t kTraceColumns = 128;
+// Blocks of H that traces are made of, and the rows of E beside them, are float64 one at a time. Whole columns of a
+// matrix with 11,008 inputs would take every worker 20 MB.
+constexpr int64_t kTraceColumns = 128, kTraceRows = 1024;
 // More than all roundings of the norms, of their products, of 1 / (1 - n u) and of the sums in float64 together, for
 // up to a million inputs.
 constexpr double kRoundedUp = 1.0 + 1e-3;
@@ -45,21 +48,26 @@ at::Tensor damped(const at::Tensor& hessian_II, double damping) {
 // Sums the traces by blocks of H's columns. H is symmetric, so what lies below a block's square counts twice.
 RowTraces row_traces(const at::Tensor& error_IR, const at::Tensor& hessian_II, double damping) {
   const int64_t num_in = error_IR.size(0), num_rows = error_IR.size(1);
-  const at::Tensor errors_IR = error_IR.to(at::kDouble);
-  const double* errors = errors_IR.const_data_ptr<double>();
+  const float* errors = error_IR.const_data_ptr<float>();
   std::vector<double> traces_R(num_rows, 0.0), squares_R(num_rows, 0.0);
   for (int64_t begin = 0; begin < num_in; begin += kTraceColumns) {
-    const int64_t width = std::min(kTraceColumns, num_in - begin), height = num_in - begin;
-    const at::Tensor block = hessian_II.narrow(0, begin, height).narrow(1, begin, width).to(at::kDouble);
-    block.narrow(0, width, height - width).mul_(2.0);
-    const at::Tensor product = at::mm(block.t(), errors_IR.narrow(0, begin, height));
+    const int64_t width = std::min(kTraceColumns, num_in - begin);
+    const at::Tensor product = at::zeros({width, num_rows}, at::kDouble);
+    for (int64_t first = begin; first < num_in; first += kTraceRows) {
+      const int64_t height = std::min(kTraceRows, num_in - first);
+      const at::Tensor block = hessian_II.narrow(0, first, height).narrow(1, begin, width).to(at::kDouble);
+      const int64_t num_square = first == begin ? width : 0;
+      block.narrow(0, num_square, height - num_square).mul_(2.0);
+      product.addmm_(block.t(), error_IR.narrow(0, first, height).to(at::kDouble));
+    }
     const double* products = product.const_data_ptr<double>();
     for (int64_t i = 0; i < width; ++i) {
-      const double* errors_R = errors + (begin + i) * num_rows;
+      const float* errors_R = errors + (begin + i) * num_rows;
 #pragma omp simd
       for (int64_t r = 0; r < num_rows; ++r) {
-        traces_R[r] += products[i * num_rows + r] * errors_R[r];
-        squares_R[r] += errors_R[r] * errors_R[r];
+        const double error = static_cast<double>(errors_R[r]);
+        traces_R[r] += products[i * num_rows + r] * error;
+        squares_R[r] += error * error;
       }
     }
   }
