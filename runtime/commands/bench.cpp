@@ -148,16 +148,22 @@ BenchResult bench(Transformer& model, const BackendOptions& options_of_backend, 
   const std::vector<int32_t> prompt = arbitrary_tokens(description, options.prefill_tokens);
   const std::vector<int32_t> decoded =
       arbitrary_tokens(description, BenchOptions::kDecodePrompt + options.decode_tokens);
-  std::vector<double> prefill, decode;
+  std::vector<double> prefill, decode, decode_shares;
+  const auto read_roof = [&] {
+    const double gbps = measure_read_roof(options_of_backend, result.roof_footprint_bytes);
+    result.read_roof_gbps = std::max(result.read_roof_gbps, gbps);
+    result.lowest_read_roof_gbps = std::min(result.lowest_read_roof_gbps, gbps);
+    return gbps;
+  };
   if (progress) progress(0, options.repetitions);
   for (int64_t n = 0; n < options.repetitions; ++n) {
     throw_if_interrupted();
     result.prefill_roof_gflops = std::max(result.prefill_roof_gflops, measure_prefill_roof(options_of_backend));
     prefill.push_back(prefill_speed(model, prompt));
     throw_if_interrupted();
-    result.read_roof_gbps =
-        std::max(result.read_roof_gbps, measure_read_roof(options_of_backend, result.roof_footprint_bytes));
+    const double roof_before = read_roof();
     decode.push_back(decode_speed(model, decoded, options.batch));
+    decode_shares.push_back(decode.back() / std::max(roof_before, read_roof()));
     if (progress) progress(n + 1, options.repetitions);
   }
 
@@ -180,9 +186,10 @@ BenchResult bench(Transformer& model, const BackendOptions& options_of_backend, 
   result.kv_bytes_per_token = num_pairs * pair_bytes / options.decode_tokens;
   result.input_zeros = model.input_zeros();
   result.bytes_read_per_token = model.bytes_read_per_token();
-  result.decode_gbps = static_cast<double>(result.bytes_read_per_token) * result.decode_tokens_per_second.best /
-                       static_cast<double>(options.batch) / 1e9;
-  result.decode_share = result.decode_gbps / result.read_roof_gbps;
+  const double gigabytes_per_token =
+      static_cast<double>(result.bytes_read_per_token) / static_cast<double>(options.batch) / 1e9;
+  result.decode_gbps = gigabytes_per_token * result.decode_tokens_per_second.best;
+  result.decode_share = gigabytes_per_token * summarize(decode_shares).median;
   result.reads_more = options.batch > 1 && description.has_mixture();
   result.peak_memory_bytes = memory.peak_bytes();
   return result;
@@ -223,6 +230,7 @@ std::string to_json(const BenchResult& result) {
   if (result.reads_more) json["decode_gbps_is_a_lower_bound"] = true;
   json["decode_gbps"] = result.decode_gbps;
   json["decode_roof_gbps"] = result.read_roof_gbps;
+  json["decode_lowest_roof_gbps"] = result.lowest_read_roof_gbps;
   json["decode_roof_footprint_bytes"] = result.roof_footprint_bytes;
   json["decode_share"] = result.decode_share;
   json["resident_bytes"] = result.resident_bytes;
@@ -264,7 +272,8 @@ std::string to_text(const BenchResult& result) {
   }
   text << "            " << (result.reads_more ? "at least " : "") << result.bytes_read_per_token
        << (result.options.batch > 1 ? " bytes per step, " : " bytes per token, ")
-       << format_number(result.decode_gbps, 2) << " GB/s = " << percent(result.decode_share) << " of the read roof of "
+       << format_number(result.decode_gbps, 2) << " GB/s; median " << percent(result.decode_share)
+       << " of the read roof beside it, which was " << format_number(result.lowest_read_roof_gbps, 2) << " to "
        << format_number(result.read_roof_gbps, 2) << " GB/s over " << format_bytes(result.roof_footprint_bytes)
        << " (keys and values in " << result.kv_bits << " bits, not counted: " << result.kv_bytes_per_token
        << " bytes)\n";

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -56,10 +57,12 @@ struct BenchResult {
   int attention_bits = 0;
   int64_t kv_bytes_per_token = 0;
   int64_t roof_footprint_bytes = 0;  // bytes read to measure the roof: roof_footprint_bytes of bytes_per_token
-  double read_roof_gbps = 0.0;
-  bool reads_more = false;  // a batch in a mixture: it reads more experts than bytes_per_token counts
-  double decode_gbps = 0.0;
-  double decode_share = 0.0;
+  // The highest and the lowest that were measured. A machine whose memory serves its processors by several ways may
+  // double it within a second, as its system or its host moves threads.
+  double read_roof_gbps = 0.0, lowest_read_roof_gbps = std::numeric_limits<double>::infinity();
+  bool reads_more = false;    // a batch in a mixture: it reads more experts than bytes_per_token counts
+  double decode_gbps = 0.0;   // at the best speed
+  double decode_share = 0.0;  // median of each speed's share of the higher roof of those right before and behind it
 
   int64_t resident_bytes = 0;
   int64_t peak_memory_bytes = 0;  // sampled RssAnon + RssShmem; callers may add the peak while loading
@@ -73,8 +76,9 @@ DeviceWorkload bench_workload(const ModelDescription& model, const BackendOption
                               const BenchOptions& options, int kv_bits);
 
 // `options_of_backend` are those that made the model's backend, on a CPU with a number of threads. The roofs are
-// measured with them between the repetitions, so that disturbances of the machine affect both. Throws what check_bench
-// throws; Interrupted between repetitions. `progress` (repetitions done, repetitions) may be empty.
+// measured with them between the repetitions, so that disturbances of the machine affect both; that of reading in front
+// of each decode and behind it. Throws what check_bench throws; Interrupted between repetitions. `progress`
+// (repetitions done, repetitions) may be empty.
 BenchResult bench(Transformer& model, const BackendOptions& options_of_backend, const BenchOptions& options,
                   const std::function<void(int64_t, int64_t)>& progress = {});
 

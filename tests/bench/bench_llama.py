@@ -6,9 +6,9 @@ usage: bench_llama.py PARE MODEL [--llama-bench PROGRAM] [--threads N] [--rounds
 
 MODEL is a dense checkpoint. Its quantized forms are made once in FOLDER (default models/bench-llama/NAME). Ours have
 groups of 32 and heads of 8 bits, as llama.cpp's; W8A8 has a scale for each channel and token. The programs take turns
-within a round, each with its own way to wait; the table has medians. A model without a tokenizer gets an invented one,
-since llama.cpp wants a vocabulary. With --text, the table also has the perplexity of each of our modes, since rounded
-inputs cost some.
+within a round, each with its own way to wait; the table has medians and bounds. A model without a tokenizer gets an
+invented one, since llama.cpp wants a vocabulary. With --text, the table also has the perplexity of each of our modes,
+since rounded inputs cost some.
 """
 import argparse
 import json
@@ -147,7 +147,7 @@ def perplexity(pare, model, mode, arguments):
 
 
 def measure(arguments, model, folder):
-    """Median speeds of llama.cpp's types, and of our rows."""
+    """Speeds of llama.cpp's types and of our rows in every round, ascending."""
     theirs, ours = {}, {}
     for number in range(arguments.rounds):
         print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr, flush=True)
@@ -161,8 +161,13 @@ def measure(arguments, model, folder):
                 done.add(kind)
             path = model if artifact is None else folder / artifact
             ours.setdefault(title, []).append(pare_speeds(arguments.pare, path, mode, arguments))
-    middle = lambda speeds: {what: statistics.median(speed[what] for speed in speeds) for what in speeds[0]}
-    return {kind: middle(all) for kind, all in theirs.items()}, {title: middle(all) for title, all in ours.items()}
+    values = lambda speeds: {what: sorted(speed[what] for speed in speeds) for what in speeds[0]}
+    return {kind: values(all) for kind, all in theirs.items()}, {title: values(all) for title, all in ours.items()}
+
+
+def speed_text(values):
+    """The median, and what the rounds lay between: a host that moves the processors can double the memory's rate."""
+    return f"{statistics.median(values):.1f} ({values[0]:.1f} to {values[-1]:.1f})"
 
 
 def main():
@@ -202,7 +207,8 @@ def main():
         cells = []
         for what, roof in (("decode", "read roof"), ("prefill", "prefill roof")):
             peer, own = theirs[kind][what], ours[title]
-            cells += [f"{peer:.1f}", f"{own[what]:.1f}", f"{own[what] / peer:.2f}", f"{own[roof]:.2f}"]
+            ratio = statistics.median(own[what]) / statistics.median(peer)
+            cells += [speed_text(peer), speed_text(own[what]), f"{ratio:.2f}", f"{statistics.median(own[roof]):.2f}"]
         print(f"| {title} | " + " | ".join(cells) + " |" + (f" {perplexities[title]:.4f} |" if perplexities else ""))
 
 

@@ -164,7 +164,9 @@ TEST_F(ReportPages, SpeedStandsBesideTheRoofsOfTheMachine) {
     const auto value = [&](const char* key) { return result.at(key).get<double>(); };
     EXPECT_NEAR(value("decode_gbps"), value("bytes_per_token") * value("decode_tokens_per_second") / 1e9,
                 1e-6 * value("decode_gbps"));
-    EXPECT_NEAR(value("decode_share"), value("decode_gbps") / value("decode_roof_gbps"), 1e-6);
+    // The best rate, and the roofs' bounds, bound the share of every repetition.
+    EXPECT_LE(value("decode_share"), value("decode_gbps") / value("decode_lowest_roof_gbps") * (1.0 + 1e-6));
+    EXPECT_LE(value("decode_lowest_roof_gbps"), value("decode_roof_gbps"));
     EXPECT_NEAR(value("prefill_gflops"),
                 value("prefill_linear_flops") / 16.0 * value("prefill_tokens_per_second") / 1e9,
                 1e-6 * value("prefill_gflops"));
