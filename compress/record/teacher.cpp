@@ -131,7 +131,9 @@ void RecordingTeacher::append(std::span<const RecordedSequence> sequences, int64
 std::vector<RecordedSequence> continue_prompts(runtime::Transformer& model,
                                                std::span<const runtime::GenerationRequest> requests) {
   std::vector<RecordedSequence> sequences;
-  const std::vector<runtime::Generation> generations = runtime::generate_together(model, requests);
+  // A record says whether its texts grew in pages. A shard that grew otherwise would have other last bits.
+  const std::vector<runtime::Generation> generations =
+      runtime::generate_together(model, requests, {.needs_pages = true});
   for (size_t n = 0; n < requests.size(); ++n) {
     const std::span<const int32_t> prompt = requests[n].prompt;
     const runtime::Generation& generation = generations[n];

@@ -192,7 +192,8 @@ std::string speed(const Json& report) {
   return html_table(table) + "<p>Measured on " + html_text(text(benchmark, "backend")) +
          (num_threads > 0.0 ? " with " + quant::fixed_digits(num_threads, 0) + " threads" : "") +
          ". Of prefill the share is the linears' operations over those of multiply-adds in registers (MFU). Of decode "
-         "it is the bytes read over those of plain reading (MBU).</p>\n";
+         "it is the bytes read over those of plain reading (MBU): the median of all repetitions, each beside the roof "
+         "that was measured around it. The roof in the table is the highest of them.</p>\n";
 }
 
 // --- layers ---

@@ -44,12 +44,13 @@ OriginalStream::OriginalStream(const runtime::ModelDescription& model, const run
     for (int64_t n = first; n < end; ++n) next[1] += is_held_N_[static_cast<size_t>(n)] ? 0 : 1;
     for (int64_t n = first; n < end; ++n) place_N_.push_back(next[is_held_N_[static_cast<size_t>(n)] ? 1 : 0]++);
   }
-  quant::for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+  const auto embed_window = [&](int64_t window, int64_t) {
     at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
     embed(embedding, model_.embedding_scale, windows.window(window), hidden_TD.data_ptr<float>());
     finish_embedding(rest, num_tokens_, hidden_TD.data_ptr<float>());
     hidden_.release(window, 1, model_.hidden_size);
-  });
+  };
+  quant::for_row_chunks(num_windows_, 1, embed_window, layout.num_workers);
 }
 
 std::vector<bool> OriginalStream::held_windows(int64_t num_windows, uint64_t seed) {

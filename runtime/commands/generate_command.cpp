@@ -229,7 +229,7 @@ void continue_all(const Generating& run, const std::vector<Prompt>& prompts, Con
     num_prompt_tokens += num_ids;
   }
   run.loader.check_workload(checkpoint, {.num_rows = longest,
-                                         .num_tokens = longest,
+                                         .num_tokens = longest - 1,  // the last token is never fed
                                          .keeps_every_layer = true,
                                          .kv_bits = kv_bits(run.arguments, checkpoint.description()),
                                          .num_texts = static_cast<int64_t>(requests.size()),

@@ -4,6 +4,8 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "runtime/system/first_exception.h"
@@ -63,6 +65,10 @@ class GrowingTexts {
         texts_.resize(static_cast<size_t>(num_lanes));
         return;
       } catch (const std::bad_alloc&) {  // so many addresses are refused
+        if (limits.needs_pages) {
+          throw std::runtime_error("the system refuses to reserve addresses for " + std::to_string(num_lanes) +
+                                   " texts of " + std::to_string(max_tokens) + " tokens: ask for fewer new tokens");
+        }
       }
     }
     const int64_t num_whole = whole_lanes(description_, num_requests, max_tokens, limits);

@@ -32,12 +32,13 @@ struct LaneUse {
 // have grown beyond the pool, the one that began last is put back: it is the next to begin, and goes on where it was. A
 // text that is alone always goes on.
 // As many lanes go together as the pool has room for in whole (whole_lanes) on a backend without pages
-// (Backend::takes_pages), and where the system refuses to reserve so many addresses.
-// The tokens follow from the requests and the limits. They differ from those of `generate` only where logits that
-// differ by rounding draw another token. Seconds are not measured.
+// (Backend::takes_pages), and where the system refuses to reserve so many addresses, unless the limits say otherwise.
+// The tokens follow from the requests, the limits and which of both it was. They differ from those of `generate` only
+// where logits that differ by rounding draw another token. Seconds are not measured.
 // `on_finished` (may be empty) is called with each text when it has ended, in the order in which they end. `on_step`
 // may be empty as well, and `use` null.
-// Throws what `generate` throws; faults of any request are found before any work.
+// Throws what `generate` throws, and std::runtime_error where pages are needed and refused. Faults of any request are
+// found before any work.
 std::vector<Generation> generate_together(Transformer& model, std::span<const GenerationRequest> requests,
                                           const LaneLimits& limits = {}, const OnFinished& on_finished = {},
                                           const OnStep& on_step = {}, LaneUse* use = nullptr);

@@ -19,6 +19,8 @@ inline constexpr int64_t kLaneCacheBytes = int64_t{512} << 20;
 struct LaneLimits {
   int64_t num_lanes = kMostLanes;
   int64_t pool_bytes = kLaneCacheBytes;
+  // Lanes in pages are not to become whole ones where the system refuses to reserve them.
+  bool needs_pages = false;
 };
 
 // Returns how many texts of at most max_tokens tokens go together where every slot takes memory: at most the limits'

@@ -130,7 +130,8 @@ class TaskMeasurement : public Measurement {
     for (const TaskQuestions* questions : {&own_, &others_}) {
       for (const std::vector<int32_t>& ids : questions->prompts.ids) {
         const auto num_ids = static_cast<int64_t>(ids.size());
-        workload.num_tokens = std::max(workload.num_tokens, num_ids + options_.max_gen_toks);
+        // The last token is never fed.
+        workload.num_tokens = std::max(workload.num_tokens, num_ids + options_.max_gen_toks - 1);
         extent.held_bytes += num_ids * static_cast<int64_t>(sizeof(int32_t));
       }
     }

@@ -42,21 +42,19 @@ bool is_fused(const BlockDescription& block, Stage stage) {
   return stage != Stage::attention_input || !block.latent || block.latent->q_a.has_value();
 }
 
-// Returns which blocks of scales do not divide the rows of a layer that is fused with those after it, as text. It is
-// empty where there is none. The last of them may end within a block.
-std::string undivided_rows(const std::vector<JudgedLayer>& layers, Stage stage) {
+// Returns a layer that is fused with those after it, and whose rows its blocks of scales do not divide; null where
+// there is none. The last of them may end within a block.
+const JudgedLayer* find_undivided(const std::vector<JudgedLayer>& layers, Stage stage) {
   const JudgedLayer* before = nullptr;
   for (const JudgedLayer& layer : layers) {
     if (layer.stage != stage) continue;
     if (before != nullptr && before->scheme && !before->scheme->block.is_none() &&
         before->linear.num_out % before->scheme->block.num_rows != 0) {
-      const std::string& name = before->linear.name;
-      return std::to_string(before->scheme->block.num_rows) + " rows do not divide the " +
-             std::to_string(before->linear.num_out) + " of " + name.substr(name.rfind('.') + 1);
+      return before;
     }
     before = &layer;
   }
-  return "";
+  return nullptr;
 }
 
 class Reasons {
@@ -147,13 +145,15 @@ void judge_fp8_names(const JudgedModel& stored, const PackScheme& scheme, Reason
 void judge_fused_blocks(const std::vector<JudgedLayer>& layers, const BlockDescription& block, Reasons& vllm) {
   for (const Stage stage : block_stages(block)) {
     if (!is_fused(block, stage)) continue;
-    const std::string rows = undivided_rows(layers, stage);
-    if (rows.empty()) continue;
-    const auto layer = std::ranges::find(layers, stage, &JudgedLayer::stage);
+    const JudgedLayer* const layer = find_undivided(layers, stage);
+    if (layer == nullptr) continue;
+    const std::string& name = layer->linear.name;
     const bool is_routed = stage.expert != Stage::kNoExpert && stage.expert < block.num_routed();
     const bool is_allowed = layer->scheme->container == kFp8Container && !is_routed;
-    vllm.add("FP8 blocks of " + rows + ", which it fuses with others: " +
-             (is_allowed ? "it puts their scales in wrong places" : "it refuses them"));
+    vllm.add(
+        "FP8 blocks of " + std::to_string(layer->scheme->block.num_rows) + " rows do not divide the " +
+        std::to_string(layer->linear.num_out) + " of " + name.substr(name.rfind('.') + 1) +
+        ", which it fuses with others: " + (is_allowed ? "it puts their scales in wrong places" : "it refuses them"));
   }
 }
 

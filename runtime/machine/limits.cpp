@@ -182,9 +182,12 @@ FreeMemory free_memory(const fs::path& root) {
 
 bool limits_addresses(const fs::path& root) {
   constexpr int64_t kNeverMore = 2;
-  rlimit limit = {};
-  const bool is_limited = getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
-  return is_limited || number_in(root / "proc/sys/vm/overcommit_memory") == kNeverMore;
+  const auto is_limited = [](auto resource) {
+    rlimit limit = {};
+    return getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  };
+  return is_limited(RLIMIT_AS) || is_limited(RLIMIT_DATA) ||
+         number_in(root / "proc/sys/vm/overcommit_memory") == kNeverMore;
 }
 
 std::optional<double> cpu_quota(const fs::path& root) {

@@ -21,7 +21,7 @@ struct FreeMemory {
 FreeMemory free_memory(const std::filesystem::path& root = "/");
 
 // Returns true if addresses count as memory before anything is written there: under a limit of the address space
-// (ulimit -v), and where the kernel never promises more than it has (vm.overcommit_memory = 2).
+// or of data (ulimit -v, ulimit -d), and where the kernel never promises more than it has (vm.overcommit_memory = 2).
 bool limits_addresses(const std::filesystem::path& root = "/");
 
 // Returns the CPUs' worth of time that control groups allow, e.g. 1.5 for one and a half; empty if there is no limit.

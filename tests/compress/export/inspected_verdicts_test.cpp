@@ -151,6 +151,27 @@ TEST_F(InspectedVerdicts, OfFp8BlocksFollowTheRowsOfFusedLayers) {
   EXPECT_TRUE(judge_engines(judged, deepseek)[kVllm].loads);
 }
 
+// The layer whose blocks do not fit need not be the first that is fused, which may have been left as it was.
+TEST_F(InspectedVerdicts, OfFp8BlocksBehindALayerThatIsPlain) {
+  for (const char* name : {"qwen3", "qwen3_compressed_tensors"}) {
+    const Checkpoint checkpoint = Checkpoint::open(fs::path(kSourceFolder) / "tests/golden/fp8" / name);
+    JudgedModel judged;
+    for (const BlockDescription& block : checkpoint.description().blocks) {
+      judged.blocks.emplace_back();
+      for (const Stage stage : block_stages(block)) {
+        for (const LinearDescription& linear : stage_layers(block, stage)) {
+          judged.blocks.back().push_back({linear, stage, checkpoint.stored_scheme(linear)});
+          if (linear.name.ends_with("q_proj")) judged.blocks.back().back().scheme.reset();
+        }
+      }
+    }
+    const EngineVerdict verdict = judge_engines(judged, checkpoint.description())[kVllm];
+    EXPECT_FALSE(verdict.loads) << name;
+    EXPECT_NE(Json(verdict.reasons).dump().find("128 rows do not divide the 64 of k_proj"), std::string::npos)
+        << Json(verdict.reasons);
+  }
+}
+
 TEST_F(InspectedVerdicts, OfFilesNameLlamaCppAndOfOthersNothing) {
   const fs::path stories = fs::path(kSourceFolder) / "calibration_data/stories260k";
   make(stories, "file",

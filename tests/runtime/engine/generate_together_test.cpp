@@ -261,6 +261,13 @@ TEST_F(PutBack, LanesAreWholeWithoutPages) {
     EXPECT_EQ(use.num_put_back, 0);
   }
   EXPECT_EQ(refusing.num_refused, 1);
+  // What names its way of growing does not change it.
+  const LaneLimits limits = {.needs_pages = true};
+  Transformer model = Transformer::load(Checkpoint::open(directory_), refusing);
+  expect_error<std::runtime_error>([&] { generate_together(model, requests_, limits); },
+                                   {"refuses", "fewer new tokens"});
+  Transformer whole = Transformer::load(Checkpoint::open(directory_), device);
+  EXPECT_EQ(generate_together(whole, requests_, limits).size(), requests_.size());
 }
 
 // Under a limit of the address space, reservations would be taken from it.

@@ -127,8 +127,10 @@ TEST_F(Limits, OfAContainerAreAtTheMountPoint) {
 // The kernel promises as much as is asked for, unless it is told not to, or the process has a limit.
 TEST_F(Limits, AddressesCountWhereTheyArePromisedOrLimited) {
   rlimit before{};
-  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
-  if (before.rlim_cur != RLIM_INFINITY) GTEST_SKIP() << "there is a limit already";
+  for (const auto resource : {RLIMIT_DATA, RLIMIT_AS}) {
+    ASSERT_EQ(getrlimit(resource, &before), 0);
+    if (before.rlim_cur != RLIM_INFINITY) GTEST_SKIP() << "there is a limit already";
+  }
   EXPECT_FALSE(limits_addresses(root()));
   for (const char* mode : {"0\n", "1\n"}) {
     write("proc/sys/vm/overcommit_memory", mode);
@@ -139,9 +141,12 @@ TEST_F(Limits, AddressesCountWhereTheyArePromisedOrLimited) {
   write("proc/sys/vm/overcommit_memory", "0\n");
   rlimit limit = before;
   limit.rlim_cur = rlim_t{1} << 50;
-  ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
-  EXPECT_TRUE(limits_addresses(root()));
-  ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+  for (const auto resource : {RLIMIT_DATA, RLIMIT_AS}) {  // private pages count for the first as well
+    ASSERT_EQ(setrlimit(resource, &limit), 0);
+    EXPECT_TRUE(limits_addresses(root()));
+    ASSERT_EQ(setrlimit(resource, &before), 0);
+    EXPECT_FALSE(limits_addresses(root()));
+  }
 }
 
 TEST_F(Limits, ThreadsAreNoMoreThanTheQuotaKeepsBusy) {
